@@ -1,0 +1,77 @@
+#include "core/base/log.h"
+
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+
+namespace shoal::log {
+
+namespace {
+
+struct RankLog {
+  int rank = 0, world_size = 1;
+  std::shared_ptr<std::FILE> file;
+};
+thread_local RankLog rank_log;
+bool quiet_console = false;
+std::mutex console_mutex;
+
+void to_file(const char* level, const std::string& line) {
+  if (!rank_log.file) return;
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char stamp[32];
+  std::strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  std::fprintf(rank_log.file.get(), "%s %s %s\n", stamp, level, line.c_str());
+  std::fflush(rank_log.file.get());
+}
+
+}  // namespace
+
+void set_rank(int rank, int world_size) {
+  rank_log.rank = rank;
+  rank_log.world_size = world_size;
+}
+
+int rank() { return rank_log.rank; }
+
+void set_folder(const std::string& folder) {
+  rank_log.file.reset();
+  if (folder.empty()) return;
+  const auto path = std::filesystem::path(folder) / "log" / str("rank-", rank_log.rank, ".log");
+  std::error_code ignored;
+  std::filesystem::create_directories(path.parent_path(), ignored);
+  std::FILE* file = std::fopen(path.c_str(), "a");
+  SHOAL_CHECK(file != nullptr, "log file ", path.string(), ": cannot be opened for writing; check the folder's permissions");
+  rank_log.file.reset(file, &std::fclose);
+}
+
+void set_quiet(bool quiet) { quiet_console = quiet; }
+
+void info_line(const std::string& line) {
+  if (rank_log.rank == 0 && !quiet_console) {
+    const std::lock_guard lock(console_mutex);
+    std::fprintf(stdout, "%s\n", line.c_str());
+    std::fflush(stdout);
+  }
+  to_file("info", line);
+}
+
+void warn_line(const std::string& line) {
+  if (!quiet_console) {
+    const std::lock_guard lock(console_mutex);
+    if (rank_log.world_size > 1) {
+      std::fprintf(stderr, "[rank %d] warning: %s\n", rank_log.rank, line.c_str());
+    } else {
+      std::fprintf(stderr, "warning: %s\n", line.c_str());
+    }
+  }
+  to_file("warn", line);
+}
+
+void debug_line(const std::string& line) { to_file("debug", line); }
+
+}  // namespace shoal::log

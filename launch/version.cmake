@@ -1,0 +1,16 @@
+# Writes OUTPUT (version.h) for `shoal --version`; called by CMake at every build.
+execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --dirty --abbrev=12
+                OUTPUT_VARIABLE revision OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT revision)
+  set(revision "unknown")
+endif()
+set(text "#pragma once\n#define SHOAL_VERSION \"${VERSION}\"\n#define SHOAL_REVISION \"${revision}\"\n")
+string(APPEND text "#define SHOAL_COMPILER \"${COMPILER}\"\n#define SHOAL_HDF5_VERSION \"${HDF5_VERSION}\"\n")
+string(APPEND text "#define SHOAL_CUDA_VERSION \"${CUDA}\"\n")
+set(old "")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} old)
+endif()
+if(NOT old STREQUAL text)
+  file(WRITE ${OUTPUT} "${text}")
+endif()
