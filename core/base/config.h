@@ -1,7 +1,7 @@
-// Typed configuration: every component has a plain struct with one fields() list. The same list drives parsing,
-// overrides, printing, the JSON Schema and --explain, so a key cannot exist without its documentation.
-// ConfigNode is the parsed YAML with origins; FieldVisitor walks a struct. Used by all folders; YAML itself is
-// read only in core/base/yaml.cpp.
+// Typed configuration: every component has a plain struct with one fields() list. The same list drives
+// parsing, overrides, printing, the JSON Schema and --explain, so a key cannot exist without its
+// documentation. ConfigNode is the parsed YAML with origins; FieldVisitor walks a struct. Used by all
+// folders; YAML itself is read only in core/base/yaml.cpp.
 //
 //   struct RouterOptions : Options {
 //     int64_t top_k = 2;
@@ -56,9 +56,9 @@ struct ConfigNode::Entry {
 /// Which values a field accepts; checked when a config is parsed, printed in the schema and by --explain.
 struct Constraint {
   std::optional<double> min, max;
-  bool exclusive_min = false;          // value > min instead of value >= min
-  std::vector<std::string> choices;    // strings only; empty: anything
-  std::string text() const;            // "1..8", ">= 0", "one of a | b", or ""
+  bool exclusive_min = false;        // value > min instead of value >= min
+  std::vector<std::string> choices;  // strings only; empty: anything
+  std::string text() const;          // "1..8", ">= 0", "one of a | b", or ""
 };
 Constraint at_least(double min);
 Constraint greater_than(double min);
@@ -93,7 +93,7 @@ struct NoOptions final : Options {
 class ChoiceSet {
  public:
   virtual ~ChoiceSet() = default;
-  virtual std::vector<std::string> names() const = 0;                                // sorted
+  virtual std::vector<std::string> names() const = 0;  // sorted
   virtual std::string doc(const std::string& name) const = 0;
   virtual std::shared_ptr<Options> make_options(const std::string& name) const = 0;  // null: unknown name
 };
@@ -171,14 +171,15 @@ class ConfigErrors {
 /// Looks up the origin of a dotted path ("model.moe.top_k") in a tree; the nearest existing parent otherwise.
 Origin origin_of(const ConfigNode& root, std::string_view path);
 
-/// Fills `fields` from `node`. Unknown keys, duplicate keys, wrong types and values outside the constraint are
-/// added to `errors` with file, line and column, and with the nearest known key. Absent keys keep their value.
-void parse_fields(const ConfigNode& node, const std::string& path, const std::function<void(FieldVisitor&)>& fields,
-                  ConfigErrors& errors);
+/// Fills `fields` from `node`. Unknown keys, duplicate keys, wrong types and values outside the constraint
+/// are added to `errors` with file, line and column, and with the nearest known key. Absent keys keep their
+/// value.
+void parse_fields(const ConfigNode& node, const std::string& path,
+                  const std::function<void(FieldVisitor&)>& fields, ConfigErrors& errors);
 
-/// Reads YAML (1.2 scalars) with `extends: other.yaml` (relative to the file; maps are merged key by key, lists
-/// and scalars replaced) and ${env:VAR:-default} in scalars. Problems go to `errors`.
-/// Limits: 1 MiB per file, depth 64, no aliases.
+/// Reads YAML (1.2 scalars) with `extends: other.yaml` (relative to the file; maps are merged key by key,
+/// lists and scalars replaced) and ${env:VAR:-default} in scalars. Problems go to `errors`. Limits: 1 MiB per
+/// file, depth 64, no aliases.
 ConfigNode load_yaml_file(const std::string& path, ConfigErrors& errors);
 ConfigNode load_yaml_text(const std::string& text, const std::string& source, ConfigErrors& errors);
 
@@ -186,7 +187,8 @@ ConfigNode load_yaml_text(const std::string& text, const std::string& source, Co
 void apply_override(ConfigNode& root, const std::string& assignment, ConfigErrors& errors);
 
 /// The resolved config as YAML. With `origins` each line ends with "# origin".
-std::string print_fields(const std::function<void(FieldVisitor&)>& fields, const ConfigNode* origins = nullptr);
+std::string print_fields(const std::function<void(FieldVisitor&)>& fields,
+                         const ConfigNode* origins = nullptr);
 /// JSON Schema (draft 2020-12) of the struct.
 std::string schema_of(const std::function<void(FieldVisitor&)>& fields);
 /// Type, default, allowed values and documentation of one dotted key (or of every key of a section).

@@ -7,7 +7,8 @@ namespace shoal::detail {
 void check_failed(const char* file, int line, const std::string& message) {
   std::string_view path = file;
   // Only the part below the source root is worth printing.
-  for (std::string_view folder : {"/core/", "/parallel/", "/models/", "/optim/", "/data/", "/launch/", "/tests/"}) {
+  for (std::string_view folder :
+       {"/core/", "/parallel/", "/models/", "/optim/", "/data/", "/launch/", "/tests/"}) {
     if (auto at = path.rfind(folder); at != std::string_view::npos) {
       path.remove_prefix(at + 1);
       break;

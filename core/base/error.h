@@ -43,10 +43,10 @@ namespace detail {
 
 /// Throws Error("<parts> [file:line]") unless the condition holds. Write the parts as
 /// "where: expected ..., got ...; how to fix".
-#define SHOAL_CHECK(condition, ...)                                                       \
-  do {                                                                                    \
-    if (!(condition)) [[unlikely]]                                                        \
-      ::shoal::detail::check_failed(__FILE__, __LINE__, ::shoal::str(__VA_ARGS__));       \
+#define SHOAL_CHECK(condition, ...)                                                 \
+  do {                                                                              \
+    if (!(condition)) [[unlikely]]                                                  \
+      ::shoal::detail::check_failed(__FILE__, __LINE__, ::shoal::str(__VA_ARGS__)); \
   } while (false)
 
 }  // namespace shoal

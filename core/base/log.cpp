@@ -36,7 +36,9 @@ void set_rank(int rank, int world_size) {
   rank_log.world_size = world_size;
 }
 
-int rank() { return rank_log.rank; }
+int rank() {
+  return rank_log.rank;
+}
 
 void set_folder(const std::string& folder) {
   rank_log.file.reset();
@@ -45,11 +47,14 @@ void set_folder(const std::string& folder) {
   std::error_code ignored;
   std::filesystem::create_directories(path.parent_path(), ignored);
   std::FILE* file = std::fopen(path.c_str(), "a");
-  SHOAL_CHECK(file != nullptr, "log file ", path.string(), ": cannot be opened for writing; check the folder's permissions");
+  SHOAL_CHECK(file != nullptr, "log file ", path.string(),
+              ": cannot be opened for writing; check the folder's permissions");
   rank_log.file.reset(file, &std::fclose);
 }
 
-void set_quiet(bool quiet) { quiet_console = quiet; }
+void set_quiet(bool quiet) {
+  quiet_console = quiet;
+}
 
 void info_line(const std::string& line) {
   if (rank_log.rank == 0 && !quiet_console) {
@@ -72,6 +77,8 @@ void warn_line(const std::string& line) {
   to_file("warn", line);
 }
 
-void debug_line(const std::string& line) { to_file("debug", line); }
+void debug_line(const std::string& line) {
+  to_file("debug", line);
+}
 
 }  // namespace shoal::log

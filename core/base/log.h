@@ -1,5 +1,5 @@
-// Console and per-rank log lines. Rank 0 talks to the user on stdout; warnings of any rank go to stderr with the
-// rank in front; when a run folder is set every rank also appends to <folder>/log/rank-N.log.
+// Console and per-rank log lines. Rank 0 talks to the user on stdout; warnings of any rank go to stderr with
+// the rank in front; when a run folder is set every rank also appends to <folder>/log/rank-N.log.
 #pragma once
 
 #include <string>
@@ -21,10 +21,16 @@ void warn_line(const std::string& line);   // stderr "warning: ...", any rank; r
 void debug_line(const std::string& line);  // rank file only
 
 template <class... Parts>
-void info(const Parts&... parts) { info_line(str(parts...)); }
+void info(const Parts&... parts) {
+  info_line(str(parts...));
+}
 template <class... Parts>
-void warn(const Parts&... parts) { warn_line(str(parts...)); }
+void warn(const Parts&... parts) {
+  warn_line(str(parts...));
+}
 template <class... Parts>
-void debug(const Parts&... parts) { debug_line(str(parts...)); }
+void debug(const Parts&... parts) {
+  debug_line(str(parts...));
+}
 
 }  // namespace shoal::log

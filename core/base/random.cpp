@@ -11,7 +11,8 @@ std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t coun
   constexpr uint32_t kMul0 = 0xD2511F53, kMul1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   std::array<uint32_t, 4> c = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                               static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
+                               static_cast<uint32_t>(counter_high),
+                               static_cast<uint32_t>(counter_high >> 32)};
   for (int round = 0; round < 10; round++) {
     const uint64_t p0 = uint64_t{kMul0} * c[0], p1 = uint64_t{kMul1} * c[2];
     c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
@@ -30,7 +31,9 @@ uint64_t stream_id(std::string_view name) {
   return hash ^ (hash >> 33);
 }
 
-uint32_t RandomStream::bits(uint64_t index) const { return philox(seed_, index, stream_)[0]; }
+uint32_t RandomStream::bits(uint64_t index) const {
+  return philox(seed_, index, stream_)[0];
+}
 
 uint64_t RandomStream::bits64(uint64_t index) const {
   const auto block = philox(seed_, index, stream_);

@@ -1,5 +1,6 @@
 // Counter-based random numbers (Philox 4x32-10; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). A value is a pure function of (seed, stream, index), so it depends on no rank, thread or call order.
+// SC 2011). A value is a pure function of (seed, stream, index), so it depends on no rank, thread or call
+// order.
 #pragma once
 
 #include <array>
@@ -20,10 +21,10 @@ class RandomStream {
   RandomStream(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
   RandomStream(uint64_t seed, std::string_view name) : RandomStream(seed, stream_id(name)) {}
 
-  uint32_t bits(uint64_t index) const;            // uniform 32 bits
-  uint64_t bits64(uint64_t index) const;          // uniform 64 bits
-  double uniform(uint64_t index) const;           // [0, 1), 53 bits
-  double normal(uint64_t index) const;            // mean 0, standard deviation 1 (Box-Muller)
+  uint32_t bits(uint64_t index) const;               // uniform 32 bits
+  uint64_t bits64(uint64_t index) const;             // uniform 64 bits
+  double uniform(uint64_t index) const;              // [0, 1), 53 bits
+  double normal(uint64_t index) const;               // mean 0, standard deviation 1 (Box-Muller)
   uint64_t below(uint64_t index, uint64_t n) const;  // uniform integer in [0, n); n > 0; bias < n / 2^64
 
  private:

@@ -1,5 +1,5 @@
-// Registry<Base, Args...>: name -> factory, one per kind of component. A component registers itself beside its
-// class, with its options struct, so adding one is one .cpp file:
+// Registry<Base, Args...>: name -> factory, one per kind of component. A component registers itself beside
+// its class, with its options struct, so adding one is one .cpp file:
 //
 //   const bool registered = RouterRegistry::add<TopKOptions>("top_k", "softmax or sigmoid top-k router",
 //       [](const TopKOptions& o, const RouterContext& c) { return std::make_unique<TopKRouter>(o, c); });

@@ -13,7 +13,9 @@ namespace {
 // Damerau-Levenshtein distance (adjacent swaps count once), with '-' and '_' equal and case ignored.
 int edit_distance(std::string_view a, std::string_view b) {
   auto same = [](char x, char y) {
-    auto fold = [](char c) { return c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c))); };
+    auto fold = [](char c) {
+      return c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    };
     return fold(x) == fold(y);
   };
   const size_t m = b.size();
@@ -94,7 +96,8 @@ std::string human_duration(double seconds) {
   if (seconds < 60) {
     std::snprintf(buffer, sizeof buffer, "%.1f s", seconds);
   } else if (whole < 3600) {
-    std::snprintf(buffer, sizeof buffer, "%ld min %02ld s", static_cast<long>(whole / 60), static_cast<long>(whole % 60));
+    std::snprintf(buffer, sizeof buffer, "%ld min %02ld s", static_cast<long>(whole / 60),
+                  static_cast<long>(whole % 60));
   } else {
     std::snprintf(buffer, sizeof buffer, "%ld h %02ld min", static_cast<long>(whole / 3600),
                   static_cast<long>(whole % 3600 / 60));

@@ -8,7 +8,9 @@ namespace {
 thread_local int team_size = 1;
 }
 
-int num_threads() { return team_size; }
+int num_threads() {
+  return team_size;
+}
 
 void set_num_threads(int threads) {
   SHOAL_CHECK(threads >= 1, "set_num_threads: expected at least 1, got ", threads);

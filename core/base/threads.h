@@ -1,4 +1,5 @@
-// Threads inside one rank. A rank is one OS thread (or process) with a team of `num_threads()` OpenMP workers.
+// Threads inside one rank. A rank is one OS thread (or process) with a team of `num_threads()` OpenMP
+// workers.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@ namespace shoal {
 int num_threads();
 void set_num_threads(int threads);
 
-/// Calls body(begin, end) on disjoint ranges that cover [0, n), in parallel when n >= 2 * grain and the team has
-/// more than one thread. The split depends only on n, grain and the team size. body must not throw.
+/// Calls body(begin, end) on disjoint ranges that cover [0, n), in parallel when n >= 2 * grain and the team
+/// has more than one thread. The split depends only on n, grain and the team size. body must not throw.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, const Body& body) {
   const int64_t wanted = grain > 0 ? n / grain : n;

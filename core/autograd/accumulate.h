@@ -1,0 +1,12 @@
+// The one kernel autograd itself needs: summing gradients.
+#pragma once
+
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// to += from, elementwise; equal numel. to: f32 or f64 or bf16; from: the same dtype, or bf16 into f32.
+inline constinit Kernel<void(const Tensor& to, const Tensor& from)> accumulate("accumulate");
+
+}  // namespace shoal

@@ -1,0 +1,60 @@
+// Function: one differentiable operation, written as a forward/backward pair. What backward needs is kept in
+// named members of the subclass; needs_grad(i) says what may be skipped. Ops in core/ops are Functions.
+//
+//   struct Scale final : Function {
+//     double factor;
+//     const char* name() const override { return "scale"; }
+//     Tensor forward(const Tensor& x) { return ...; }
+//     std::vector<Tensor> backward(const std::vector<Tensor>& dy) override { return {...}; }
+//   };
+//   Tensor y = apply(Scale{.factor = 2}, x);
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// Where the gradients of a parameter end. Permanent: outlives every tape.
+struct Leaf {
+  Tensor grad;  // accumulates (+=); f32, or f64 for f64 parameters; allocated at first use when undefined
+  int uses_left = 0;                    // forward uses whose backward has not run yet
+  std::function<void()> on_grad_ready;  // called when uses_left returns to 0 in a backward pass
+  DType grad_dtype = DType::f32;
+
+  /// The gradient buffer, zero-filled when it did not exist.
+  Tensor& grad_buffer(const Shape& shape, Device device);
+};
+
+class Function {
+ public:
+  Function() = default;
+  Function(Function&&) = default;
+  Function& operator=(Function&&) = default;
+  virtual ~Function() = default;
+  virtual const char* name() const = 0;
+
+  /// grad_outputs: one per forward output; undefined when nothing flowed into that output. A gradient may be
+  /// overwritten in place when is_sole_owner().
+  /// Returns one gradient per forward input: a new value that the tape may keep, or an undefined Tensor for
+  /// "none" or "already accumulated into leaf_grad(i)".
+  virtual std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) = 0;
+
+ protected:
+  /// Whether input i wants a gradient; valid in forward and backward.
+  bool needs_grad(int input) const { return (needs_ >> input & 1U) != 0; }
+  /// In backward: the f32/f64 gradient buffer of input i when it is a leaf, for += in place (a weight
+  /// gradient is never a temporary); nullptr otherwise. `shape` is the input's.
+  Tensor* leaf_grad(int input, const Shape& shape, Device device) const;
+
+ private:
+  friend class Tape;
+  uint32_t needs_ = 0;
+  std::vector<GradRef> inputs_;
+};
+
+}  // namespace shoal

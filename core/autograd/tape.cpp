@@ -1,0 +1,154 @@
+#include "core/autograd/tape.h"
+
+#include <atomic>
+
+#include "core/autograd/accumulate.h"
+
+namespace shoal {
+
+namespace {
+thread_local Tape* active_tape = nullptr;
+thread_local int replay_depth = 0;
+std::atomic<uint64_t> next_tape_id{1};
+
+Tensor ones_like(const Tensor& t) {
+  if (t.dtype() == DType::f64) return Tensor::from(std::vector<double>(1, 1.0), t.shape(), t.device());
+  SHOAL_CHECK(t.dtype() == DType::f32, "Tape::backward: expected an f32 or f64 loss, got ", t.dtype());
+  return Tensor::from(std::vector<float>(1, 1.0F), t.shape(), t.device());
+}
+}  // namespace
+
+Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
+  if (!grad.defined()) grad = Tensor::zeros(shape, grad_dtype, device);
+  return grad;
+}
+
+Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const {
+  const GradRef& ref = inputs_.at(static_cast<size_t>(input));
+  return ref.leaf != nullptr ? &ref.leaf->grad_buffer(shape, device) : nullptr;
+}
+
+Tape::Tape(Mode mode, bool replay)
+    : id_(next_tape_id++), previous_(active_tape), mode_(mode), replay_(replay) {
+  active_tape = this;
+  if (replay_) replay_depth++;
+}
+
+Tape::~Tape() {
+  active_tape = previous_;
+  if (replay_) replay_depth--;
+  // A pass that was never run backward (an error, or a forward-only use) must not leave uses counted.
+  for (const Record& record : records_) {
+    for (const GradRef& in : record.function->inputs_) {
+      if (in.leaf != nullptr && !replay_) in.leaf->uses_left--;
+    }
+  }
+}
+
+Tape* Tape::active() {
+  return active_tape;
+}
+bool Tape::replaying() {
+  return replay_depth > 0;
+}
+
+GradRef Tape::new_slot() {
+  slots_.emplace_back();
+  return GradRef{nullptr, id_, static_cast<int32_t>(slots_.size()) - 1};
+}
+
+bool Tape::prepare(Function& function, std::vector<GradRef> refs) {
+  Tape* tape = active_tape;
+  if (tape == nullptr || tape->mode_ == Mode::off) return false;
+  bool any = false;
+  for (size_t i = 0; i < refs.size(); i++) {
+    // Slots of an outer tape are constants here (recompute detaches its inputs; see recompute.cpp).
+    const bool wanted = refs[i].leaf != nullptr || refs[i].slot >= 0;
+    any |= wanted;
+    if (wanted && tape->mode_ == Mode::record) function.needs_ |= 1U << i;
+    if (refs[i].leaf != nullptr && !tape->replay_) refs[i].leaf->uses_left++;
+  }
+  function.inputs_ = std::move(refs);
+  return any && tape->mode_ == Mode::record;
+}
+
+void Tape::finish(std::unique_ptr<Function> function, std::vector<Tensor*> outputs,
+                  const std::vector<const Tensor*>& inputs) {
+  Record record{std::move(function), {}, {}, {}};
+  for (Tensor* output : outputs) {
+    output->grad_ref = output->defined() && is_float(output->dtype()) ? active_tape->new_slot() : GradRef{};
+    record.outputs.push_back(output->grad_ref);
+  }
+  for (const Tensor* input : inputs) {
+    record.input_shapes.push_back(input->shape());
+    record.input_devices.push_back(input->device());
+  }
+  active_tape->records_.push_back(std::move(record));
+}
+
+void Tape::deliver(const GradRef& to, const Tensor& grad, const Shape& shape, Device device) {
+  if (to.leaf != nullptr) {
+    accumulate(device, to.leaf->grad_buffer(shape, device), grad);
+    return;
+  }
+  SHOAL_CHECK(to.tape == id_,
+              "Tape::backward: a gradient belongs to another tape; was a tensor kept from an earlier pass?");
+  Tensor& slot = slots_[static_cast<size_t>(to.slot)];
+  if (!slot.defined()) {
+    slot = grad;
+  } else {
+    // backward may return one tensor for several inputs (add does), so a slot can share its storage.
+    if (!slot.is_sole_owner()) slot = slot.clone();
+    accumulate(device, slot, grad);
+  }
+}
+
+void Tape::run(Record& record) {
+  std::vector<Tensor> grad_outputs;
+  bool any = false;
+  for (const GradRef& output : record.outputs) {
+    grad_outputs.push_back(output.slot >= 0 ? std::exchange(slots_[static_cast<size_t>(output.slot)], {})
+                                            : Tensor{});
+    any |= grad_outputs.back().defined();
+  }
+  const std::vector<GradRef> inputs = record.function->inputs_;
+  std::vector<Tensor> grads(inputs.size());
+  if (any) {
+    grads = record.function->backward(grad_outputs);
+    SHOAL_CHECK(grads.size() == inputs.size(), record.function->name(), ": backward returned ", grads.size(),
+                " gradients for ", inputs.size(), " inputs");
+  }
+  record.function.reset();  // what forward saved is free from here on
+  grad_outputs.clear();
+  for (size_t i = 0; i < inputs.size(); i++) {
+    if (!inputs[i]) continue;
+    if (grads[i].defined()) deliver(inputs[i], grads[i], record.input_shapes[i], record.input_devices[i]);
+    grads[i] = {};
+    if (Leaf* leaf = inputs[i].leaf; leaf != nullptr && --leaf->uses_left == 0 && leaf->on_grad_ready) {
+      leaf->on_grad_ready();
+    }
+  }
+}
+
+void Tape::backward(const Tensor& loss) {
+  SHOAL_CHECK(loss.numel() == 1, "Tape::backward: expected a scalar loss, got shape ", loss.shape());
+  backward({loss}, {ones_like(loss)});
+}
+
+void Tape::backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grads) {
+  SHOAL_CHECK(outputs.size() == grads.size(), "Tape::backward: ", outputs.size(), " outputs but ",
+              grads.size(), " gradients");
+  for (size_t i = 0; i < outputs.size(); i++) {
+    const GradRef& ref = outputs[i].grad_ref;
+    if (!grads[i].defined() || !ref) continue;
+    deliver(ref, grads[i].grad_ref ? grads[i].detach() : grads[i], outputs[i].shape(), outputs[i].device());
+  }
+  while (!records_.empty()) {
+    Record record = std::move(records_.back());
+    records_.pop_back();
+    run(record);
+  }
+  slots_.clear();
+}
+
+}  // namespace shoal

@@ -1,0 +1,49 @@
+// Parameter: a named tensor with a gradient, stored as this rank's shard of a global tensor.
+#pragma once
+
+#include <string>
+
+#include "core/autograd/function.h"
+#include "core/nn/placement.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// How a parameter is initialised. A value depends only on (seed, name, global index), never on the layout.
+struct Init {
+  enum class Kind { zeros, ones, normal };
+  Kind kind = Kind::zeros;
+  double stddev = 0;  // normal
+  static Init zeros() { return {Kind::zeros, 0}; }
+  static Init ones() { return {Kind::ones, 0}; }
+  static Init normal(double stddev) { return {Kind::normal, stddev}; }
+};
+
+/// What a parameter is; decides weight decay (matrices only, by default) and how it is counted.
+enum class ParamKind { matrix, norm, bias, embedding, router };
+
+struct Parameter {
+  std::string name;  // dotted, unique in the model: "layers.3.attention.qkv.weight"
+  Shape global_shape;
+  Placement placement;
+  ParamKind kind = ParamKind::matrix;
+  Tensor value;  // this rank's shard; value.grad_ref.leaf == &leaf
+  Leaf leaf;
+  // The shard in the global tensor: rows [shard.begin, shard.end) of placement.shard_dim.
+  ShardRange shard;
+
+  Parameter() = default;
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+};
+
+/// A tensor that is state but has no gradient (router bias). Replicated on every rank.
+struct Buffer {
+  std::string name;
+  Tensor value;
+};
+
+/// Fills the shard of a global tensor: element g of the global tensor gets f(seed, stream of name, g).
+void fill_init(const Parameter& parameter, const Init& init, uint64_t seed);
+
+}  // namespace shoal

@@ -1,0 +1,29 @@
+// Cross-entropy of logits with integer labels: loss and gradient in one pass, the gradient in place of the
+// logits, so that there is never a second logits-sized buffer.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+inline constexpr int32_t kIgnoredLabel = -1;
+
+/// Sum over tokens with a label >= 0 of -log softmax(logits)[label], times `scale`; a scalar of the logits'
+/// dtype (f32 for bf16 logits). The logits' storage is overwritten with the gradient when one is wanted.
+/// labels_T: i32; -1 = ignored; any other value outside [0, V) throws Error. All labels ignored: loss 0,
+/// gradient 0.
+Tensor cross_entropy(const Tensor& logits_TV, const Tensor& labels_T, double scale);
+
+struct CrossEntropy {
+  Tensor logits_TV;  // read; overwritten with the gradient when want_grad
+  Tensor labels_T;
+  double scale = 1;
+  bool want_grad = false;
+};
+/// Returns the unscaled sum of losses, accumulated in double in token order.
+inline constinit Kernel<double(const CrossEntropy&)> cross_entropy_fwd("cross_entropy_fwd");
+
+}  // namespace shoal

@@ -1,0 +1,39 @@
+// Elementwise and row-wise helpers. x and y have equal shapes; dtypes f32, f64 (bf16 storage where stated).
+#pragma once
+
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+Tensor add(const Tensor& x, const Tensor& y);
+Tensor mul(const Tensor& x, const Tensor& y);
+Tensor scale(const Tensor& x, double factor);
+Tensor sigmoid(const Tensor& x);
+/// y[r, :] = x[r, :] * scale[r] for each row r; scale_T has one element per row. (Gated shared expert.)
+Tensor scale_rows(const Tensor& x_TD, const Tensor& scale_T);
+/// Sum of all elements, as a scalar of x's dtype; fixed order.
+Tensor sum(const Tensor& x);
+/// A copy in another float dtype; the gradient is cast back.
+Tensor cast(const Tensor& x, DType dtype);
+
+inline constinit Kernel<void(const Tensor& x, const Tensor& y, const Tensor& out)> add_fwd("add_fwd");
+inline constinit Kernel<void(const Tensor& x, const Tensor& y, const Tensor& out)> mul_fwd("mul_fwd");
+inline constinit Kernel<void(const Tensor& x, double factor, const Tensor& out)> scale_fwd("scale_fwd");
+inline constinit Kernel<void(const Tensor& x, const Tensor& out)> sigmoid_fwd("sigmoid_fwd");
+inline constinit Kernel<void(const Tensor& dy, const Tensor& y, const Tensor& dx)> sigmoid_bwd("sigmoid_bwd");
+inline constinit Kernel<void(const Tensor& x, const Tensor& scale, const Tensor& out)> scale_rows_fwd(
+    "scale_rows_fwd");
+/// dx and/or dscale may be undefined.
+inline constinit Kernel<void(const Tensor& dy, const Tensor& x, const Tensor& scale, const Tensor& dx,
+                             const Tensor& dscale)>
+    scale_rows_bwd("scale_rows_bwd");
+inline constinit Kernel<void(const Tensor& x, const Tensor& out)> sum_fwd("sum_fwd");
+inline constinit Kernel<void(const Tensor& x, const Tensor& out)> cast_fwd("cast_fwd");
+inline constinit Kernel<void(const Tensor& out, double value)> fill("fill");
+/// Sum of squares of all elements in double, fixed order (gradient norm).
+inline constinit Kernel<double(const Tensor& x)> sum_squares("sum_squares");
+/// True when every element is finite.
+inline constinit Kernel<bool(const Tensor& x)> all_finite("all_finite");
+
+}  // namespace shoal

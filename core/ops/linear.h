@@ -1,0 +1,48 @@
+// Matrix products: linear layers and grouped (per-expert) linear layers, on one small GEMM interface.
+// Weight gradients accumulate (+=) straight into the leaf's gradient buffer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// y_TN = x_TK * weight_NK^T (+ bias_N). Leading dimensions of x are kept. bias may be undefined.
+Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N = {});
+
+/// Rows of x are sorted by group; group g has rows_per_group[g] >= 0 consecutive rows, summing to R.
+/// y_RN: rows of group g times weight_GNK[g]^T (+ bias_GN[g]). Empty groups are allowed and get zero
+/// gradients.
+Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
+                      const Tensor& bias_GN = {});
+
+/// C[m, n] = sum_k op(A)[m, k] * op(B)[k, n] (+ C when accumulate). Row-major; A is [m, k] or, transposed,
+/// [k, m]; B is [k, n] or, transposed, [n, k]. A, B: f32, f64 or bf16 (same type); C: f32 for f32/bf16, f64
+/// for f64.
+struct Gemm {
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+};
+inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c)> gemm("gemm");
+
+/// One GEMM per group, with the rows of each group as the variable dimension.
+///   rows:    c_RN[rows of g] = a_RK[rows of g] * op(b_G..[g])       (forward: transpose_b = true; dx: false)
+///   reduce:  c_GNK[g] (+)= a_RN[rows of g]^T * b_RK[rows of g]       (weight gradient)
+inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
+                             std::span<const int64_t> rows)>
+    grouped_gemm_rows("grouped_gemm_rows");
+inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
+                             std::span<const int64_t> rows)>
+    grouped_gemm_reduce("grouped_gemm_reduce");
+
+/// y[r, :] += bias[group of r, :]; one group: rows = {R}.
+inline constinit Kernel<void(const Tensor& y, const Tensor& bias, std::span<const int64_t> rows)> add_bias(
+    "add_bias");
+/// dbias[g, :] += sum of dy over the rows of g.
+inline constinit Kernel<void(const Tensor& dy, const Tensor& dbias, std::span<const int64_t> rows)> bias_bwd(
+    "bias_bwd");
+
+}  // namespace shoal

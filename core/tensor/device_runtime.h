@@ -1,0 +1,37 @@
+// What a device must offer: memory, copies and fills. The CPU's is in storage.cpp; a backend adds its own by
+// registering it. Storage and Tensor are the only callers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor/types.h"
+
+namespace shoal {
+
+struct MemoryStats {
+  int64_t current_bytes = 0;           // in live storages
+  int64_t peak_bytes = 0;              // largest current_bytes since reset_peak()
+  int64_t reserved_bytes = 0;          // obtained from the system; never returned while running
+  int64_t num_system_allocations = 0;  // requests to the system; constant in a steady training step
+};
+
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  /// Uninitialised memory, aligned to 64 bytes or more. Thread-safe. Throws Error when memory is exhausted.
+  virtual void* allocate(int64_t bytes) = 0;
+  virtual void release(void* data, int64_t bytes) noexcept = 0;
+  virtual void set_zero(void* data, int64_t bytes) = 0;
+  /// Copies within this device, or between it and host memory; ordered after earlier work on the stream.
+  virtual void copy(void* to, Device to_device, const void* from, Device from_device, int64_t bytes) = 0;
+  virtual void synchronize() = 0;
+  virtual MemoryStats stats() const = 0;
+  virtual void reset_peak() = 0;
+};
+
+/// The runtime of a device type; throws Error when this build has none.
+DeviceRuntime& device_runtime(DeviceType type);
+/// Called once by a backend, from a namespace-scope initialiser.
+bool register_device_runtime(DeviceType type, DeviceRuntime* runtime);
+
+}  // namespace shoal
