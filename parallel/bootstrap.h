@@ -1,0 +1,30 @@
+// Process start and end: which rank this is, the world communicator, and what happens when a rank fails.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "parallel/communicator.h"
+
+namespace shoal {
+
+struct LaunchInfo {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  bool mpi = false;                    // started by mpirun or srun
+};
+/// From the launcher's environment, without starting MPI.
+LaunchInfo launch_info();
+
+/// Runs body(world) and returns the process' exit code (an ExitCode value). Under mpirun/srun the world is
+/// MPI (started here, MPI_THREAD_FUNNELED; ranks yield while waiting when there are more ranks than cores on
+/// this host), otherwise a group of one without MPI. An exception is printed once as "[rank N] error: ..."
+/// and ends every rank of the job (MPI_Abort) with the error's exit code; a UsageError that all ranks throw
+/// alike is printed by rank 0 only.
+int run_world(const std::function<int(const std::shared_ptr<Communicator>& world)>& body);
+
+/// "Open MPI 4.1.4" for `shoal --version`.
+std::string mpi_library_version();
+
+}  // namespace shoal

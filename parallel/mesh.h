@@ -1,0 +1,67 @@
+// ParallelLayout: the degrees of every axis, and the one place where their legality is decided. Mesh: the
+// ranks of the world arranged in two grids, dense {tp, cp, dp, pp} and expert {etp, ep, edp, pp}, with a
+// communicator per axis.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/nn/placement.h"
+#include "parallel/communicator.h"
+
+namespace shoal {
+
+/// The `parallel:` section of a config.
+struct ParallelOptions {
+  AutoInt dp;  // auto: world / (tp * cp * pp)
+  int64_t tp = 1, cp = 1, pp = 1, etp = 1, ep = 1;
+  Choice dispatcher;      // DispatcherRegistry; default all_to_all
+  double bucket_mb = 25;  // gradients are reduced in buckets of this size
+  ParallelOptions();
+  void fields(FieldVisitor& v);
+};
+
+struct ParallelLayout {
+  int tp = 1, cp = 1, dp = 1, pp = 1;  // dense grid
+  int etp = 1, ep = 1, edp = 1;        // expert grid; pp is shared
+};
+
+/// Sizes that the layout must fit.
+struct LayoutFacts {
+  int world_size = 1;
+  int64_t num_experts = 0;   // 0: no MoE layer
+  int64_t global_batch = 1;  // sequences per optimizer step
+  int64_t micro_batch = 1;   // sequences per rank and forward pass
+};
+
+/// Fills in what is `auto`. Every violated rule is added to `errors` with its numbers and what to change;
+/// nothing throws.
+ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts& facts,
+                              const ConfigNode& origins, ConfigErrors& errors);
+
+class Mesh {
+ public:
+  /// Collective over the world (splits it). Ranks are numbered tp fastest, then cp, dp, pp; in the expert
+  /// grid etp fastest, then ep, edp, pp.
+  Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout);
+
+  const ParallelLayout& layout() const { return layout_; }
+  const AxisCoords& coords() const { return coords_; }
+  Communicator& world() const { return *world_; }
+  /// This rank's group along an axis; a group of one for axes of size 1.
+  Communicator& comm(Axis axis) const { return *comms_[static_cast<size_t>(axis)]; }
+  /// Ranks that hold different tokens: dp (times cp). Losses, counts and dense gradients are summed over it.
+  Communicator& tokens() const { return comm(Axis::dp); }
+
+ private:
+  std::shared_ptr<Communicator> world_;
+  ParallelLayout layout_;
+  AxisCoords coords_;
+  std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
+};
+
+}  // namespace shoal
