@@ -51,6 +51,9 @@ struct ConfigNode::Entry {
   std::string key;
   Origin key_origin;
   ConfigNode value;
+  bool shorthand = false;  // `kind`, written as `router: top_k`
+  bool for_default_kind =
+      false;  // from below a map that sets `kind`, itself without one: dropped for another kind
 };
 
 /// Which values a field accepts; checked when a config is parsed, printed in the schema and by --explain.
