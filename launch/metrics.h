@@ -1,0 +1,65 @@
+// What a training step reports, and the JSON Lines file it goes to. One row per logged step, one per
+// evaluation:
+//   {"kind":"run","name":..,"config":{..},"params_total":..,"params_active":..,"world":..}          first row
+//   {"kind":"step","step":10,"tokens":40960,"loss":..,"aux_loss":..,"z_loss":..,"learning_rate":..,"grad_norm":..,
+//    "max_load":..,"dropped":..,"skipped":0,"tokens_per_s":..,"tflops":..,"mfu":..,"step_ms":..,"peak_bytes":..,
+//    "moe":[{"layer":1,"counts":[..E..],"max_vio":..,"entropy":..,"dead":0,"dropped":..,"bias_min":..,"bias_max":..}]}
+//   {"kind":"eval","step":10,"loss":..,"perplexity":..,"tokens":..}
+// Losses are per token (nats); the LM loss never includes aux or z-loss. Shares are 0..1. Written by the
+// trainer, read by `shoal report`.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace shoal {
+
+struct LayerMetrics {
+  int64_t layer = 0;            // index of the MoE layer in the model
+  std::vector<int64_t> counts;  // assignments per expert over the whole step, all ranks, before drops
+  double max_vio = 0;           // max(counts) / mean(counts) - 1
+  double entropy = 0;           // mean entropy of the router's distribution, nats
+  int64_t dead = 0;             // experts without any token in this step
+  double dropped = 0;           // share of assignments dropped by the capacity limit
+  double bias_min = 0, bias_max = 0;
+};
+
+struct StepMetrics {
+  int64_t step = 0;    // 1-based: the step that has just been done
+  int64_t tokens = 0;  // consumed since the start of training, 64 bit
+  double loss = 0, aux_loss = 0, z_loss = 0;
+  double learning_rate = 0;  // used in this step
+  double grad_norm = 0;      // before clipping
+  double max_load = 0;       // max over MoE layers of max(counts) / mean(counts); 0 without MoE
+  double dropped = 0;        // share over all MoE layers
+  int64_t skipped = 0;       // steps skipped so far because of non-finite gradients
+  double tokens_per_s = 0, tflops = 0, mfu = 0, step_ms = 0;
+  int64_t peak_bytes = 0;
+  std::vector<LayerMetrics> layers;
+};
+
+struct EvalMetrics {
+  int64_t step = 0, tokens = 0;
+  double loss = 0;  // mean over the evaluated tokens
+};
+
+/// Appends rows to <run>/metrics.jsonl on rank 0. On resume rows of steps beyond the checkpoint are cut
+/// first.
+class MetricsWriter {
+ public:
+  explicit MetricsWriter(std::filesystem::path file) : file_(std::move(file)) {}
+  /// Keeps only complete rows with step <= last_step (the file is rewritten by rename). -1: starts a new
+  /// file.
+  void begin(int64_t last_step);
+  void write_run(const std::string& json_object);  // {"kind":"run",...}
+  void write(const StepMetrics& metrics);
+  void write(const EvalMetrics& metrics);
+
+ private:
+  void append(const std::string& line);
+  std::filesystem::path file_;
+};
+
+}  // namespace shoal
