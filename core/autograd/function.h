@@ -55,6 +55,7 @@ class Function {
   friend class Tape;
   uint32_t needs_ = 0;
   std::vector<GradRef> inputs_;
+  mutable std::vector<Tensor> grad_views_;  // what leaf_grad pointed at
 };
 
 }  // namespace shoal

@@ -24,8 +24,12 @@ Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
 }
 
 Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const {
-  const GradRef& ref = inputs_.at(static_cast<size_t>(input));
-  return ref.leaf != nullptr ? &ref.leaf->grad_buffer(shape, device) : nullptr;
+  const auto i = static_cast<size_t>(input);
+  Leaf* leaf = inputs_.at(i).leaf;
+  if (leaf == nullptr) return nullptr;
+  grad_views_.resize(inputs_.size());
+  grad_views_[i] = leaf->grad_buffer(shape, device).view(shape);
+  return &grad_views_[i];
 }
 
 Tape::Tape(Mode mode, bool replay)
