@@ -2,8 +2,8 @@
 //
 //   #include "core/backend/cpu/isa.h"      // and every other header, before SHOAL_KERNELS_BEGIN
 //   SHOAL_KERNELS_BEGIN
-//   void rms_norm_fwd_impl(...) { ... }    // plain loops; `#pragma omp simd` where a reduction must vectorise
-//   const bool added = rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel);
+//   void rms_norm_fwd_impl(...) { ... }    // plain loops; `#pragma omp simd` where a reduction must
+//   vectorise const bool added = rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel);
 //   SHOAL_KERNELS_END
 //
 // CMake compiles it with SHOAL_ISA_scalar, SHOAL_ISA_avx2 and SHOAL_ISA_avx512. Only the code between the two
@@ -14,10 +14,14 @@
 
 #include "core/tensor/kernel.h"
 
+// clang-format off: the formatter would split the string of a _Pragma, which is an error.
 #if defined(SHOAL_ISA_avx512) && defined(__x86_64__)
 #define SHOAL_ISA_NAMESPACE isa_avx512
-#define SHOAL_ISA_TARGET \
-  _Pragma("GCC target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512\")")
+#define SHOAL_ISA_TARGET                                                                                 \
+  _Pragma(                                                                                               \
+      "GCC "                                                                                             \
+      "target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=" \
+      "512\")")
 #define SHOAL_ISA_LEVEL ::shoal::CpuIsa::avx512
 #elif defined(SHOAL_ISA_avx2) && defined(__x86_64__)
 #define SHOAL_ISA_NAMESPACE isa_avx2
@@ -28,12 +32,13 @@
 #define SHOAL_ISA_TARGET
 #define SHOAL_ISA_LEVEL ::shoal::CpuIsa::scalar
 #endif
+// clang-format on
 
-#define SHOAL_KERNELS_BEGIN                                          \
-  _Pragma("GCC push_options") SHOAL_ISA_TARGET namespace shoal {     \
-  namespace SHOAL_ISA_NAMESPACE {                                    \
-  namespace {                                                        \
-  [[maybe_unused]] constexpr CpuIsa kIsaLevel = SHOAL_ISA_LEVEL;
+#define SHOAL_KERNELS_BEGIN                                      \
+  _Pragma("GCC push_options") SHOAL_ISA_TARGET namespace shoal { \
+    namespace SHOAL_ISA_NAMESPACE {                              \
+    namespace {                                                  \
+    [[maybe_unused]] constexpr CpuIsa kIsaLevel = SHOAL_ISA_LEVEL;
 #define SHOAL_KERNELS_END \
   }                       \
   }                       \
