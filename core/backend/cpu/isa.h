@@ -14,14 +14,12 @@
 
 #include "core/tensor/kernel.h"
 
-// clang-format off: the formatter would split the string of a _Pragma, which is an error.
+// The formatter would split the string of a _Pragma, which is an error.
+// clang-format off
 #if defined(SHOAL_ISA_avx512) && defined(__x86_64__)
 #define SHOAL_ISA_NAMESPACE isa_avx512
-#define SHOAL_ISA_TARGET                                                                                 \
-  _Pragma(                                                                                               \
-      "GCC "                                                                                             \
-      "target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=" \
-      "512\")")
+#define SHOAL_ISA_TARGET \
+  _Pragma("GCC target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512\")")
 #define SHOAL_ISA_LEVEL ::shoal::CpuIsa::avx512
 #elif defined(SHOAL_ISA_avx2) && defined(__x86_64__)
 #define SHOAL_ISA_NAMESPACE isa_avx2
