@@ -97,8 +97,7 @@ void add_sections_with_key(const std::vector<FieldInfo>& fields, const std::stri
     for (const auto& kind : field.kinds) {
       const size_t before = out.size();
       add_sections_with_key(kind.options, key, below, out);
-      if (has_key(kind.options, key) && out.size() > before)
-        out[before] = str(below, " (kind ", kind.name, ")");
+      if (has_key(kind.options, key)) out[before] = str(below, " (kind ", kind.name, ")");
     }
   }
 }
@@ -138,6 +137,7 @@ std::string FieldInfo::type_text() const {
 
 std::string FieldInfo::default_text() const {
   if (type == FieldType::section || type == FieldType::section_list) return "";
+  if (type == FieldType::choice && current_kind.empty()) return "";
   std::vector<std::string> texts;
   for (const auto& value : default_values) {
     texts.push_back(type == FieldType::text || type == FieldType::choice ? quote_if_needed(value) : value);
@@ -152,10 +152,18 @@ std::vector<FieldInfo> describe_fields(const std::function<void(FieldVisitor&)>&
   return std::move(describer.fields);
 }
 
-std::vector<std::string> sections_with_key(const std::vector<FieldInfo>& fields, const std::string& key,
-                                           const std::string& prefix) {
-  std::vector<std::string> out;
-  add_sections_with_key(fields, key, prefix, out);
+std::string unknown_key_text(const std::string& key, const std::vector<std::string>& known,
+                             const std::vector<FieldInfo>& all, const std::string& prefix) {
+  const std::string suggestion = suggest(key, known);
+  std::vector<std::string> homes;
+  add_sections_with_key(all, key, prefix, homes);
+  std::string out = "unknown key" + suggestion;
+  if (!homes.empty()) {
+    const std::string belongs = str("'", key, "' belongs to ", join(homes, " or "));
+    out += suggestion.empty() ? "; " + belongs : " (" + belongs + ")";
+  } else if (suggestion.empty()) {
+    out += known.empty() ? "; this section has no keys" : "; known keys: " + join(known, ", ");
+  }
   return out;
 }
 

@@ -38,9 +38,10 @@ struct FieldInfo {
 /// restored.
 std::vector<FieldInfo> describe_fields(const std::function<void(FieldVisitor&)>& fields);
 
-/// Where else a key exists: dotted paths of sections, "path (kind x)" for options, "the top level".
-std::vector<std::string> sections_with_key(const std::vector<FieldInfo>& fields, const std::string& key,
-                                           const std::string& prefix);
+/// "unknown key, did you mean ...": the nearest of `known`, and where among all fields (rooted at `prefix`)
+/// the very key exists. Without either, the known keys.
+std::string unknown_key_text(const std::string& key, const std::vector<std::string>& known,
+                             const std::vector<FieldInfo>& all, const std::string& prefix);
 
 /// prefix.key, or key when the prefix is empty.
 std::string join_path(const std::string& prefix, std::string_view key);

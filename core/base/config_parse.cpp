@@ -310,21 +310,6 @@ void Parser::visit_choice(const Field& f, Choice& choice, const ChoiceSet& set) 
   parser.report_unknown();
 }
 
-std::string explain_unknown(const Problem& problem, const std::vector<FieldInfo>& all,
-                            const std::string& root_path) {
-  std::string out = "unknown key" + suggest(problem.unknown_key, problem.known_keys);
-  const bool suggested = out != "unknown key";
-  const auto homes = sections_with_key(all, problem.unknown_key, root_path);
-  if (!homes.empty()) {
-    out += str(suggested ? " ('" : "; '", problem.unknown_key, "' belongs to ", join(homes, " or "),
-               suggested ? ")" : "");
-  } else if (!suggested) {
-    out += problem.known_keys.empty() ? "; this section has no keys"
-                                      : "; known keys: " + join(problem.known_keys, ", ");
-  }
-  return out;
-}
-
 }  // namespace
 
 void parse_fields(const ConfigNode& node, const std::string& path,
@@ -335,7 +320,8 @@ void parse_fields(const ConfigNode& node, const std::string& path,
   for (const auto& problem : problems) {
     const bool unknown = !problem.unknown_key.empty() || problem.text.empty();
     if (unknown && all.empty()) all = describe_fields(fields);
-    errors.add(problem.path, problem.origin, unknown ? explain_unknown(problem, all, path) : problem.text);
+    errors.add(problem.path, problem.origin,
+               unknown ? unknown_key_text(problem.unknown_key, problem.known_keys, all, path) : problem.text);
   }
 }
 

@@ -40,7 +40,9 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
-  int best_distance = static_cast<int>(std::max<size_t>(2, word.size() / 3)) + 1;
+  // Two edits turn any word of two or three letters into almost any other.
+  const size_t max_edits = word.size() <= 3 ? 1 : std::max<size_t>(2, word.size() / 3);
+  int best_distance = static_cast<int>(max_edits) + 1;
   for (const auto& candidate : candidates) {
     const int distance = edit_distance(word, candidate);
     if (distance < best_distance) {

@@ -54,6 +54,9 @@ std::string expand_environment(std::string& scalar) {
     if (split != body.npos && (!value || !*value)) {
       out += body.substr(split + 2);
     } else if (value) {
+      std::string what;
+      if (find_bad_byte(value, what) != std::string::npos)
+        return str(what, " in environment variable ", shown(name));
       out += value;
     } else {
       return str("environment variable ", shown(name), " is not set; set it or write ${env:", shown(name),
@@ -61,8 +64,6 @@ std::string expand_environment(std::string& scalar) {
     }
     at += end;
   }
-  std::string what;
-  if (find_bad_byte(out, what) != out.npos) return what + " in an environment variable";
   scalar = std::move(out);
   return "";
 }
@@ -120,6 +121,7 @@ class TreeBuilder final : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     check_plain(mark, tag, anchor);
+    check_closed(offset_of(mark));
     ConfigNode node;
     node.kind = ConfigNode::Kind::scalar;
     node.scalar = value;
@@ -170,10 +172,26 @@ class TreeBuilder final : public YAML::EventHandler {
     }
   }
 
+  // yaml-cpp takes the end of the text for the closing quote.
+  void check_closed(size_t offset) const {
+    if (offset >= text_.size() || (text_[offset] != '"' && text_[offset] != '\'')) return;
+    const char quote = text_[offset];
+    for (size_t at = offset + 1; at < text_.size(); at++) {
+      if (text_[at] == '\\' && quote == '"') {
+        at++;
+      } else if (text_[at] == quote) {
+        if (quote == '"' || at + 1 >= text_.size() || text_[at + 1] != quote) return;
+        at++;  // '' inside single quotes
+      }
+    }
+    throw Unreadable{offset, here(), "not valid YAML: the quote that opens here is never closed"};
+  }
+
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, ConfigNode::Kind kind) {
     check_plain(mark, tag, anchor);
     if (awaits_key())
-      throw Unreadable{offset_of(mark), here(), "expected a plain key, got a list or map as a key"};
+      throw Unreadable{offset_of(mark), here(),
+                       "expected a plain key, got a list or map as a key; is a ] or } missing?"};
     if (frames_.size() >= kMaxYamlDepth) {
       throw Unreadable{offset_of(mark), path_, str("nested deeper than ", kMaxYamlDepth, " levels")};
     }
@@ -250,6 +268,17 @@ class TreeBuilder final : public YAML::EventHandler {
   std::vector<Frame> frames_;
   int documents_ = 0;
 };
+
+// What usually stands behind a syntax error on this line, or "".
+const char* syntax_hint(const std::string& text, size_t offset) {
+  offset = std::min(offset, text.size());
+  const size_t before = text.rfind('\n', offset == 0 ? 0 : offset - 1);
+  const size_t start = before == text.npos || offset == 0 ? 0 : before + 1;
+  const std::string_view line = std::string_view(text).substr(start, text.find('\n', start) - start);
+  if (line.find_first_not_of(" \t") > line.find('\t')) return "; indent with spaces, not tabs";
+  if (line.find("${") != line.npos) return "; put quotes around ${...} inside [ ] and { }";
+  return "";
+}
 
 // A file with everything it extends.
 class FileLoader {
@@ -350,7 +379,8 @@ ConfigNode parse_yaml(const std::string& full_text, const std::string& source, b
   } catch (const Unreadable& problem) {
     return fail(problem.offset, problem.path, problem.problem);
   } catch (const YAML::Exception& e) {
-    return fail(e.mark.pos > 0 ? static_cast<size_t>(e.mark.pos) : 0, path, "not valid YAML: " + e.msg);
+    const size_t offset = e.mark.pos > 0 ? static_cast<size_t>(e.mark.pos) : 0;
+    return fail(offset, path, str("not valid YAML: ", e.msg, syntax_hint(text, offset)));
   }
   return std::move(builder.root);
 }
