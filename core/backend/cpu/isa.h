@@ -2,8 +2,8 @@
 //
 //   #include "core/backend/cpu/isa.h"      // and every other header, before SHOAL_KERNELS_BEGIN
 //   SHOAL_KERNELS_BEGIN
-//   void rms_norm_fwd_impl(...) { ... }    // plain loops; `#pragma omp simd` where a reduction must
-//   vectorise const bool added = rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel);
+//   void rms_norm_fwd_impl(...) { ... }    // plain loops; reductions need `#pragma omp simd` to vectorise
+//   const bool added = rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel);
 //   SHOAL_KERNELS_END
 //
 // CMake compiles it with SHOAL_ISA_scalar, SHOAL_ISA_avx2 and SHOAL_ISA_avx512. Only the code between the two

@@ -1,0 +1,96 @@
+// CPU kernel of core/ops/cross_entropy.h.
+#include "core/ops/cross_entropy.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/backend/cpu/blocks.h"
+#include "core/backend/cpu/isa.h"
+
+SHOAL_KERNELS_BEGIN
+#include "core/backend/cpu/vector_math.inc"
+
+using cpu::Compute;
+
+template <class T>
+Compute<T> row_max(const T* x, int64_t width) {
+  using C = Compute<T>;
+  C best = -std::numeric_limits<C>::infinity();
+#pragma omp simd reduction(max : best)
+  for (int64_t v = 0; v < width; v++) {
+    const C value = static_cast<C>(x[v]);
+    best = value > best ? value : best;
+  }
+  return best;
+}
+
+// Loss of one row; with kGrad the row becomes (softmax - onehot) * scale. exp is kept in the row between the
+// two passes, except for bf16, where that would round twice.
+template <bool kGrad, class T>
+double cross_entropy_row(T* x, int64_t width, int32_t label, double scale) {
+  using C = Compute<T>;
+  constexpr bool kKeepExp = kGrad && std::is_same_v<T, C>;
+  const C top = row_max(x, width);
+  const C logit = static_cast<C>(x[label]);
+  C total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t v = 0; v < width; v++) {
+    const C e = fast_exp(static_cast<C>(x[v]) - top);
+    if constexpr (kKeepExp) x[v] = e;
+    total += e;
+  }
+  if constexpr (kGrad) {
+    const C factor = static_cast<C>(scale) / total;
+#pragma omp simd
+    for (int64_t v = 0; v < width; v++) {
+      if constexpr (kKeepExp) {
+        x[v] *= factor;
+      } else {
+        const C onehot = v == label ? static_cast<C>(scale) : C(0);
+        x[v] = static_cast<T>(fast_exp(static_cast<C>(x[v]) - top) * factor - onehot);
+      }
+    }
+    if constexpr (kKeepExp) x[label] -= static_cast<C>(scale);
+  }
+  return std::log(static_cast<double>(total)) + (static_cast<double>(top) - static_cast<double>(logit));
+}
+
+void check_labels(const int32_t* labels, int64_t num_tokens, int64_t vocab) {
+  for (int64_t t = 0; t < num_tokens; t++) {
+    SHOAL_CHECK(labels[t] == kIgnoredLabel || (labels[t] >= 0 && labels[t] < vocab),
+                "cross_entropy: expected labels in [0, ", vocab, ") or ", kIgnoredLabel, " (ignored), got ",
+                labels[t], " at token ", t, "; does the tokenizer's vocabulary fit the model's?");
+  }
+}
+
+double cross_entropy_fwd_impl(const CrossEntropy& args) {
+  const int64_t num_tokens = args.labels_T.numel(), vocab = args.logits_TV.row_size();
+  const int32_t* labels = args.labels_T.data<int32_t>();
+  check_labels(labels, num_tokens, vocab);
+  const Tensor losses_T = Tensor::empty({num_tokens}, DType::f64);
+  double* losses = losses_T.data<double>();
+  dispatch_storage(args.logits_TV.dtype(), "cross_entropy", [&]<class T>() {
+    T* logits = args.logits_TV.data<T>();
+    const auto rows = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        T* row = logits + t * vocab;
+        if (labels[t] == kIgnoredLabel) {
+          losses[t] = 0;
+          if (args.want_grad) std::fill(row, row + vocab, T(0));
+        } else if (args.want_grad) {
+          losses[t] = cross_entropy_row<true>(row, vocab, labels[t], args.scale);
+        } else {
+          losses[t] = cross_entropy_row<false>(row, vocab, labels[t], args.scale);
+        }
+      }
+    };
+    cpu::parallel_rows(num_tokens, vocab, rows);
+  });
+  double total = 0;
+  for (int64_t t = 0; t < num_tokens; t++) total += losses[t];
+  return total;
+}
+
+const bool added = cross_entropy_fwd.add(DeviceType::cpu, &cross_entropy_fwd_impl, kIsaLevel);
+
+SHOAL_KERNELS_END
