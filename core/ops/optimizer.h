@@ -1,0 +1,30 @@
+// Kernels of the optimizers: one pass over flat memory per parameter. No gradients here.
+#pragma once
+
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// AdamW with decoupled decay (Loshchilov & Hutter, arXiv:1711.05101, algorithm 2). All tensors f32, or all
+/// f64.
+///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+///   p = p - lr * weight_decay * p - lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps)
+struct AdamwStep {
+  Tensor param, grad, m, v;
+  double learning_rate, beta1, beta2, eps, weight_decay;
+  double bias_correction1, bias_correction2;  // 1 - beta^t
+  double grad_scale;
+};
+inline constinit Kernel<void(const AdamwStep&)> adamw_step("adamw_step");
+
+/// g = grad_scale * grad + weight_decay * p;  b = momentum * b + g;  p = p - lr * (nesterov ? g + momentum *
+/// b : b). momentum may be undefined (plain SGD).
+struct SgdStep {
+  Tensor param, grad, momentum;
+  double learning_rate, momentum_factor, weight_decay, grad_scale;
+  bool nesterov;
+};
+inline constinit Kernel<void(const SgdStep&)> sgd_step("sgd_step");
+
+}  // namespace shoal

@@ -1,0 +1,61 @@
+// Optimizer: updates parameters from their (already reduced) gradients. Registered by name, with its options,
+// in one .cpp.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/registry.h"
+#include "core/nn/parameter.h"
+
+namespace shoal {
+
+class Optimizer {
+ public:
+  explicit Optimizer(std::vector<Parameter*> parameters) : parameters_(std::move(parameters)) {}
+  virtual ~Optimizer() = default;
+
+  /// One step. Gradients are multiplied by grad_scale (clipping) on the way. A parameter whose gradient is
+  /// zero (an expert without tokens) is updated like any other: moments decay, weight decay applies.
+  void step(double learning_rate, double grad_scale) {
+    num_steps_++;
+    apply(learning_rate, grad_scale);
+  }
+  /// Steps taken; part of the checkpoint (bias corrections depend on it).
+  int64_t num_steps() const { return num_steps_; }
+  void set_num_steps(int64_t steps) { num_steps_ = steps; }
+
+  /// Every state tensor, shaped and sharded like its parameter, under a name like "m". Same order on every
+  /// rank.
+  using StateVisitor =
+      std::function<void(const std::string& name, Parameter& parameter, const Tensor& state)>;
+  virtual void visit_state(const StateVisitor& visit) = 0;
+  /// Bytes of state per parameter element, for memory estimates.
+  virtual int64_t state_bytes_per_element() const = 0;
+
+ protected:
+  virtual void apply(double learning_rate, double grad_scale) = 0;
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+
+ private:
+  std::vector<Parameter*> parameters_;
+  int64_t num_steps_ = 0;
+};
+using OptimizerRegistry = Registry<Optimizer, const std::vector<Parameter*>&>;
+
+/// Which parameters weight decay applies to: matrices and routers; embeddings only when asked; never norms
+/// and biases.
+struct DecayRule {
+  double weight_decay = 0.1;
+  bool decay_embeddings = false;
+  void fields(FieldVisitor& v);
+  double of(const Parameter& parameter) const;
+};
+
+/// Zero-filled state like the parameter's gradient (f32, or f64 for f64 parameters).
+Tensor make_state(const Parameter& parameter);
+
+}  // namespace shoal

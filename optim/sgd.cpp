@@ -1,0 +1,55 @@
+// SGD with optional momentum. Weight decay is the classic L2 form here (added to the gradient).
+#include "core/ops/optimizer.h"
+#include "optim/optimizer.h"
+
+namespace shoal {
+
+namespace {
+
+struct SgdOptions final : Options {
+  double momentum = 0.9;
+  bool nesterov = false;
+  DecayRule decay{.weight_decay = 0};
+  void fields(FieldVisitor& v) override {
+    v("momentum", momentum, "momentum factor; 0: plain SGD without state", in_range(0, 0.999999));
+    v("nesterov", nesterov, "Nesterov momentum");
+    decay.fields(v);
+  }
+};
+
+class Sgd final : public Optimizer {
+ public:
+  Sgd(const SgdOptions& options, const std::vector<Parameter*>& params)
+      : Optimizer(params), options_(options) {
+    if (options.momentum == 0) return;
+    for (const Parameter* p : params) momentum_.push_back(make_state(*p));
+  }
+  void visit_state(const StateVisitor& visit) override {
+    for (size_t i = 0; i < momentum_.size(); i++) visit("momentum", *parameters()[i], momentum_[i]);
+  }
+  int64_t state_bytes_per_element() const override { return options_.momentum == 0 ? 0 : 4; }
+
+ protected:
+  void apply(double learning_rate, double grad_scale) override {
+    for (size_t i = 0; i < parameters().size(); i++) {
+      const Parameter& p = *parameters()[i];
+      sgd_step(p.value.device(),
+               SgdStep{p.value, p.leaf.grad, momentum_.empty() ? Tensor{} : momentum_[i], learning_rate,
+                       options_.momentum, options_.decay.of(p), grad_scale, options_.nesterov});
+    }
+  }
+
+ private:
+  SgdOptions options_;
+  std::vector<Tensor> momentum_;
+};
+
+const bool registered =
+    OptimizerRegistry::add<SgdOptions>("sgd", "stochastic gradient descent with momentum",
+                                       [](const SgdOptions& o, const std::vector<Parameter*>& params) {
+                                         return std::make_unique<Sgd>(o, params);
+                                       });
+
+}  // namespace
+
+}  // namespace shoal
