@@ -1,0 +1,172 @@
+#include "data/file_io.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+
+std::string reason() {
+  return std::strerror(errno);
+}
+
+void sync_folder_of(const std::string& path) {
+  std::string folder = std::filesystem::path(path).parent_path().string();
+  if (folder.empty()) folder = ".";
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0)
+    return;  // the rename itself succeeded; without read permission on the folder it cannot be synced
+  ::fsync(fd);
+  ::close(fd);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path, Access access) : path_(path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw Error(str(path, ": cannot open for reading: ", reason()));
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(fd);
+    throw Error(str(path, ": expected a regular file"));
+  }
+  size_ = status.st_size;
+  if (size_ > 0) {
+    void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, fd, 0);
+    const std::string why = reason();
+    ::close(fd);
+    if (mapped == MAP_FAILED) throw Error(str(path, ": cannot map ", size_, " bytes: ", why));
+    data_ = static_cast<const char*>(mapped);
+    ::madvise(mapped, static_cast<size_t>(size_),
+              access == Access::sequential ? MADV_SEQUENTIAL : MADV_NORMAL);
+  } else {
+    ::close(fd);
+  }
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
+}
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  static std::atomic<int64_t> counter{0};  // several writers of one process
+  temporary_ = str(path, ".tmp.", ::getpid(), ".", counter++);
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail("cannot create");
+  buffer_.reserve(kBufferBytes);
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) {
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+  }
+}
+
+void AtomicFile::fail(const char* what) const {
+  const int error = errno;
+  std::string message =
+      str(path_, ": ", what, " ", temporary_, " after ", written_, " bytes: ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    message += "; free space or choose another output folder";
+  throw Error(message);
+}
+
+void AtomicFile::write(const void* bytes, size_t size) {
+  SHOAL_CHECK(fd_ >= 0, path_, ": write after commit");
+  const char* p = static_cast<const char*>(bytes);
+  while (size > 0) {
+    if (buffer_.size() == kBufferBytes) flush();
+    const size_t part = std::min(size, kBufferBytes - buffer_.size());
+    buffer_.insert(buffer_.end(), p, p + part);
+    p += part;
+    size -= part;
+  }
+}
+
+void AtomicFile::flush() {
+  size_t done = 0;
+  while (done < buffer_.size()) {
+    const ssize_t n = ::write(fd_, buffer_.data() + done, buffer_.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail("cannot write");
+    done += static_cast<size_t>(n);
+    written_ += n;
+  }
+  buffer_.clear();
+}
+
+void AtomicFile::sync() {
+  flush();
+  if (::fsync(fd_) != 0) fail("cannot sync");
+}
+
+void AtomicFile::commit() {
+  sync();
+  const int fd = std::exchange(fd_, -1);
+  const bool closed = ::close(fd) == 0;
+  if (!closed || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary_.c_str());
+    errno = error;
+    fail(closed ? "cannot rename" : "cannot close");
+  }
+  sync_folder_of(path_);
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content.data(), content.size());
+  file.commit();
+}
+
+std::string read_file(const std::string& path, int64_t max_bytes) {
+  const MappedFile file(path, MappedFile::Access::sequential);
+  if (file.size() > max_bytes) {
+    throw UsageError(str(path, ": expected at most ", max_bytes, " bytes, got ", file.size()));
+  }
+  return std::string(file.text());
+}
+
+FileLock::FileLock(const std::string& path) {
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd_ < 0) throw Error(str(path, ": cannot create the lock file: ", reason()));
+  while (::flock(fd_, LOCK_EX) != 0) {
+    if (errno == EINTR) continue;
+    const std::string why = reason();
+    ::close(fd_);
+    throw Error(str(path, ": cannot lock: ", why));
+  }
+}
+
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace shoal

@@ -1,0 +1,329 @@
+#include "data/prepare.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+
+#include <nlohmann/json.hpp>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "core/base/text.h"
+#include "core/base/threads.h"
+#include "data/file_io.h"
+#include "data/indexed_dataset.h"
+#include "data/text_source.h"
+#include "data/tokenizer_json.h"
+
+namespace shoal {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kFormat = "shoal-dataset";
+constexpr size_t kPieceBytes = size_t{1} << 18;  // a task for one thread
+constexpr int64_t kMaxReportBytes = int64_t{1} << 30;
+
+std::string options_text(PrepareOptions options) {
+  return print_fields([&options](FieldVisitor& v) { options.fields(v); });
+}
+
+std::string hash_text(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
+
+/// Part of a document; documents longer than kPieceBytes are cut between words so that threads can share
+/// them.
+struct Piece {
+  size_t begin, size;  // into the batch's text
+  bool first, last;    // of its document
+};
+
+// The place after `wanted` bytes, or the next one, between an ASCII letter and an ASCII space or newline.
+size_t cut_between_words(std::string_view text, size_t wanted) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  for (size_t i = wanted; i < text.size(); i++) {
+    if ((text[i] == ' ' || text[i] == '\n') && is_letter(text[i - 1])) return i;
+  }
+  return text.size();
+}
+
+/// Collects pieces of documents and hands them over in batches large enough to share among the threads.
+class Batcher {
+ public:
+  using Consume = std::function<void(const std::string& text, const std::vector<Piece>& pieces)>;
+  using Progress = std::function<void(int64_t read_bytes)>;  // of the current file; called after each batch
+
+  Batcher(bool cut, Consume consume, Progress progress)
+      : cut_(cut), consume_(std::move(consume)), progress_(std::move(progress)) {}
+
+  /// The file has been read up to end_offset when the document ends.
+  void add(std::string_view document, int64_t end_offset) {
+    for (bool first = true; !document.empty(); first = false) {
+      const bool cut = cut_ && document.size() > kPieceBytes;
+      const size_t size = cut ? cut_between_words(document, kPieceBytes) : document.size();
+      pieces_.push_back({text_.size(), size, first, size == document.size()});
+      text_ += document.substr(0, size);
+      document.remove_prefix(size);
+      if (text_.size() < batch_bytes_) continue;
+      flush();
+      progress_(std::max<int64_t>(0, end_offset - static_cast<int64_t>(document.size())));
+    }
+  }
+  void flush() {
+    if (!pieces_.empty()) consume_(text_, pieces_);
+    text_.clear();
+    pieces_.clear();
+  }
+
+ private:
+  bool cut_;
+  Consume consume_;
+  Progress progress_;
+  size_t batch_bytes_ = 4 * kPieceBytes * static_cast<size_t>(std::max(1, num_threads()));
+  std::string text_;
+  std::vector<Piece> pieces_;
+};
+
+class Preparation {
+ public:
+  Preparation(const PrepareOptions& options, const PrepareProgressFn& progress)
+      : options_(options), progress_(progress), folder_(options.output) {
+    if (options.output.empty()) throw UsageError("prepare: set output to the folder of the prepared dataset");
+    if (options.text.empty()) throw UsageError("prepare: set text to at least one file or folder");
+    files_ = list_text_files(options.text, options.extensions);
+    for (const auto& file : files_) total_bytes_ += file.size;
+    signature_ = signature();
+  }
+
+  PrepareReport run() {
+    std::error_code error;
+    fs::create_directories(folder_, error);
+    if (error) throw Error(str("prepare: cannot create the folder ", folder_, ": ", error.message()));
+    const FileLock lock((fs::path(folder_) / ".lock").string());
+    if (auto report = finished()) return *report;
+    // From here on the folder holds no complete dataset, until write_report.
+    fs::remove(path_of("dataset.json"));
+    remove_leftovers();
+    make_tokenizer();
+    encode();
+    save_tokenizer(*tokenizer_, path_of("tokenizer.json"));
+    write_report();
+    return report_;
+  }
+
+ private:
+  std::string path_of(const char* name) const { return (fs::path(folder_) / name).string(); }
+
+  std::string signature() const {
+    PrepareOptions inputs = options_;
+    inputs.output.clear();  // where the result lies does not change it
+    std::string text = options_text(inputs);
+    for (const auto& file : files_) text += str(file.path, '\0', file.size, '\0', file.mtime_ns, '\0');
+    if (const auto* file = dynamic_cast<const TokenizerFileOptions*>(options_.tokenizer.options.get())) {
+      const bool folder = fs::is_directory(file->path);
+      for (const auto& f : list_text_files({folder ? file->path + "/tokenizer.json" : file->path}, {})) {
+        text += str(f.size, '\0', f.mtime_ns, '\0');
+      }
+    }
+    return hash_text(text);
+  }
+
+  /// The report of an earlier run on the same inputs, if its files are whole.
+  std::optional<PrepareReport> finished() const {
+    if (!fs::exists(path_of("dataset.json"))) return std::nullopt;
+    try {
+      const json saved = json::parse(read_file(path_of("dataset.json"), kMaxReportBytes));
+      if (saved.value("signature", "") != signature_) return std::nullopt;
+      auto report = read_prepared(folder_);
+      const IndexedDataset dataset(indexed_dataset_prefix(folder_));
+      const auto tokenizer = load_tokenizer(folder_);
+      if (!report || dataset.num_tokens() != report->tokens ||
+          tokenizer->vocab_size() != report->vocab_size) {
+        return std::nullopt;
+      }
+      report->up_to_date = true;
+      return report;
+    } catch (const std::exception&) {
+      return std::nullopt;  // damaged or of another version: prepare again
+    }
+  }
+
+  void remove_leftovers() const {
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      if (entry.path().filename().string().find(".tmp.") != std::string::npos) fs::remove(entry.path());
+    }
+  }
+
+  /// Runs all documents of all files through `consume` in batches. `seen` is called for each document.
+  void for_each_batch(const char* phase, bool cut, const Batcher::Consume& consume,
+                      const std::function<void(std::string_view document)>& seen) const {
+    int64_t before = 0;
+    const auto progress = [&](int64_t read_bytes) {
+      if (progress_) progress_({phase, before + read_bytes, total_bytes_});
+    };
+    Batcher batcher(cut, consume, progress);
+    for (const auto& file : files_) {
+      for_each_document(file, document_mode(options_.documents, file.path), options_.text_key,
+                        [&](std::string_view document, int64_t end_offset) {
+                          seen(document);
+                          batcher.add(document, end_offset);
+                        });
+      before += file.size;
+    }
+    batcher.flush();
+    progress(0);
+  }
+
+  void make_tokenizer() {
+    const auto trainer = TokenizerTrainerRegistry::make(options_.tokenizer);
+    if (trainer->needs_text()) {
+      Batcher batcher(true, [&](const std::string& text, const std::vector<Piece>& pieces) {
+        std::vector<std::string_view> views;
+        for (const auto& piece : pieces)
+          views.push_back(std::string_view(text).substr(piece.begin, piece.size));
+        trainer->add(views);
+      });
+      for_each("train tokenizer", [&](std::string_view document) { batcher.add(document); });
+      batcher.flush();
+    }
+    auto trained = trainer->train();
+    tokenizer_ = std::move(trained.tokenizer);
+    report_.note = trained.note;
+    report_.vocab_size = tokenizer_->vocab_size();
+  }
+
+  void encode() {
+    const auto start = Clock::now();
+    report_.files = static_cast<int64_t>(files_.size());
+    IndexedDatasetWriter writer(indexed_dataset_prefix(folder_), tokenizer_->vocab_size());
+    const auto consume = [&](const std::string& text, const std::vector<Piece>& pieces) {
+      encode_batch(text, pieces, writer);
+    };
+    for_each_batch("encode", tokenizer_->can_cut_between_words(), consume, [&](std::string_view document) {
+      document.empty() ? report_.empty_documents++ : report_.documents++;
+      report_.text_bytes += static_cast<int64_t>(document.size());
+    });
+    if (report_.documents == 0) {
+      throw UsageError(str("prepare: the text has no documents: ", report_.files, " files with ",
+                           total_bytes_, " bytes, ", report_.empty_documents, " empty documents"));
+    }
+    writer.finish();
+    report_.tokens = writer.num_tokens();
+    report_.encode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  void encode_batch(const std::string& text, const std::vector<Piece>& pieces, IndexedDatasetWriter& writer) {
+    if (ids_.size() < pieces.size()) ids_.resize(pieces.size());
+    std::mutex mutex;
+    std::exception_ptr error;
+    const auto begin_id = tokenizer_->beginning_of_document(), end_id = tokenizer_->end_of_document();
+    parallel_tasks(static_cast<int64_t>(pieces.size()), [&](int64_t task) {
+      const Piece& piece = pieces[static_cast<size_t>(task)];
+      auto& ids = ids_[static_cast<size_t>(task)];
+      ids.clear();
+      try {
+        if (piece.first && begin_id) ids.push_back(*begin_id);
+        tokenizer_->encode(std::string_view(text).substr(piece.begin, piece.size), ids);
+        if (piece.last && end_id) ids.push_back(*end_id);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    });
+    if (error) std::rethrow_exception(error);
+    for (size_t i = 0; i < pieces.size(); i++) {
+      writer.add_tokens(ids_[i]);
+      if (pieces[i].last) writer.end_document();
+    }
+  }
+
+  void write_report() const {
+    ordered_json sources = ordered_json::array();
+    for (const auto& file : files_) {
+      sources.push_back({{"path", file.path}, {"size", file.size}, {"mtime_ns", file.mtime_ns}});
+    }
+    const ordered_json root = {{"format", kFormat},
+                               {"version", 1},
+                               {"files", report_.files},
+                               {"documents", report_.documents},
+                               {"empty_documents", report_.empty_documents},
+                               {"tokens", report_.tokens},
+                               {"text_bytes", report_.text_bytes},
+                               {"vocab_size", report_.vocab_size},
+                               {"encode_seconds", report_.encode_seconds},
+                               {"note", report_.note},
+                               {"signature", signature_},
+                               {"options", options_text(options_)},
+                               {"sources", sources}};
+    const auto replace = ordered_json::error_handler_t::replace;  // paths need not be UTF-8
+    write_file(path_of("dataset.json"), root.dump(2, ' ', false, replace) + "\n");
+  }
+
+  const PrepareOptions& options_;
+  const PrepareProgressFn& progress_;
+  std::string folder_, signature_;
+  std::vector<TextFile> files_;
+  int64_t total_bytes_ = 0;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::vector<std::vector<int32_t>> ids_;  // per piece of the batch
+  PrepareReport report_;
+};
+
+}  // namespace
+
+std::string PrepareReport::text() const {
+  std::string out;
+  if (!note.empty()) out += note + "\n";
+  out += str(up_to_date ? "already prepared: " : "prepared: ", files, " files, ", documents, " documents");
+  if (empty_documents > 0) out += str(" (", empty_documents, " empty ones skipped)");
+  char ratio[64];
+  std::snprintf(ratio, sizeof ratio, "%.2f bytes/token", bytes_per_token());
+  out += str(", ", human_bytes(text_bytes), " of text, ", human_count(static_cast<double>(tokens)),
+             " tokens, ", ratio, ", vocabulary ", vocab_size);
+  if (!up_to_date && encode_seconds > 0) {
+    char speed[64];
+    std::snprintf(speed, sizeof speed, ", encoded at %.1f MB/s",
+                  static_cast<double>(text_bytes) / 1e6 / encode_seconds);
+    out += speed;
+  }
+  return out;
+}
+
+PrepareReport prepare_dataset(const PrepareOptions& options, const PrepareProgressFn& progress) {
+  return Preparation(options, progress).run();
+}
+
+std::optional<PrepareReport> read_prepared(const std::string& folder) {
+  const std::string path = (fs::path(folder) / "dataset.json").string();
+  if (!fs::exists(path)) return std::nullopt;
+  try {
+    const json saved = json::parse(read_file(path, kMaxReportBytes));
+    if (saved.at("format") != kFormat || saved.at("version") != 1)
+      throw UsageError("unknown format or version");
+    PrepareReport report;
+    report.files = saved.at("files").get<int64_t>();
+    report.documents = saved.at("documents").get<int64_t>();
+    report.empty_documents = saved.at("empty_documents").get<int64_t>();
+    report.tokens = saved.at("tokens").get<int64_t>();
+    report.text_bytes = saved.at("text_bytes").get<int64_t>();
+    report.vocab_size = saved.at("vocab_size").get<int64_t>();
+    report.encode_seconds = saved.at("encode_seconds").get<double>();
+    report.note = saved.at("note").get<std::string>();
+    return report;
+  } catch (const std::exception& e) {
+    throw UsageError(str(path, ": not a dataset description: ", e.what(), "; prepare the data again"));
+  }
+}
+
+}  // namespace shoal
