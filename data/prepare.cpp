@@ -188,14 +188,13 @@ class Preparation {
   void make_tokenizer() {
     const auto trainer = TokenizerTrainerRegistry::make(options_.tokenizer);
     if (trainer->needs_text()) {
-      Batcher batcher(true, [&](const std::string& text, const std::vector<Piece>& pieces) {
+      const auto add = [&](const std::string& text, const std::vector<Piece>& pieces) {
         std::vector<std::string_view> views;
         for (const auto& piece : pieces)
           views.push_back(std::string_view(text).substr(piece.begin, piece.size));
         trainer->add(views);
-      });
-      for_each("train tokenizer", [&](std::string_view document) { batcher.add(document); });
-      batcher.flush();
+      };
+      for_each_batch("train tokenizer", true, add, [](std::string_view) {});
     }
     auto trained = trainer->train();
     tokenizer_ = std::move(trained.tokenizer);
