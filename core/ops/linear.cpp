@@ -1,0 +1,148 @@
+#include "core/ops/linear.h"
+
+#include "core/autograd/tape.h"
+
+namespace shoal {
+
+namespace {
+
+DType result_dtype(const Tensor& x) {
+  return x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+}
+
+/// x as a matrix of its rows.
+Tensor as_matrix(const Tensor& x) {
+  return x.view({x.num_rows(), x.row_size()});
+}
+
+/// What both backwards share: adds into the leaf's gradient, or makes a new gradient when the input is no
+/// leaf. Returns the tensor that the tape still has to deliver (undefined for a leaf).
+template <class Add>
+Tensor add_gradient(Tensor* leaf_grad, const Tensor& input, DType dtype, const Add& add) {
+  if (leaf_grad != nullptr) {
+    add(leaf_grad->view(input.shape()), /*accumulate=*/true);
+    return {};
+  }
+  const Tensor grad = Tensor::empty(input.shape(), dtype, input.device());
+  add(grad, /*accumulate=*/false);
+  return grad;
+}
+
+struct Linear final : Function {
+  Tensor x, weight, bias;
+
+  const char* name() const override { return "linear"; }
+
+  Tensor forward(const Tensor& x_in, const Tensor& weight_in, const Tensor& bias_in) {
+    Shape shape = x_in.shape();
+    shape.set(-1, weight_in.size(0));
+    const Tensor y = Tensor::empty(shape, result_dtype(x_in), x_in.device());
+    gemm(y.device(), {.transpose_b = true}, as_matrix(x_in), weight_in, as_matrix(y));
+    const int64_t num_rows = y.num_rows();
+    if (bias_in) add_bias(y.device(), y, bias_in, {&num_rows, 1});
+    // The shapes are needed even where the values are not; a handle costs nothing when the tensor lives on
+    // anyway, as parameters do.
+    weight = weight_in;
+    bias = bias_in;
+    if (needs_grad(1)) x = x_in;
+    return y;
+  }
+
+  std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
+    const Tensor& dy = grad_outputs[0];
+    const Device device = dy.device();
+    const Tensor dy_matrix = as_matrix(dy);
+    Tensor dx, dweight, dbias;
+    if (needs_grad(0)) {
+      Shape shape = dy.shape();
+      shape.set(-1, weight.size(1));
+      dx = Tensor::empty(shape, result_dtype(dy), device);
+      gemm(device, {}, dy_matrix, weight, as_matrix(dx));
+    }
+    if (needs_grad(1)) {
+      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, result_dtype(dy),
+                             [&](const Tensor& grad, bool accumulate) {
+                               gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix,
+                                    as_matrix(x), grad);
+                             });
+    }
+    if (needs_grad(2)) {
+      const int64_t num_rows = dy.num_rows();
+      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, result_dtype(dy),
+                           [&](const Tensor& grad, bool accumulate) {
+                             if (!accumulate) grad.set_zero();
+                             bias_bwd(device, dy, grad, {&num_rows, 1});
+                           });
+    }
+    return {dx, dweight, dbias};
+  }
+};
+
+struct GroupedLinear final : Function {
+  std::vector<int64_t> rows;
+  Tensor x, weight, bias;
+
+  const char* name() const override { return "grouped_linear"; }
+
+  Tensor forward(const Tensor& x_in, const Tensor& weight_in, const Tensor& bias_in) {
+    const Tensor y = Tensor::empty({x_in.size(0), weight_in.size(1)}, result_dtype(x_in), x_in.device());
+    grouped_gemm_rows(y.device(), {.transpose_b = true}, x_in, weight_in, y, rows);
+    if (bias_in) add_bias(y.device(), y, bias_in, rows);
+    weight = weight_in;
+    bias = bias_in;
+    if (needs_grad(1)) x = x_in;
+    return y;
+  }
+
+  std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
+    const Tensor& dy = grad_outputs[0];
+    const Device device = dy.device();
+    Tensor dx, dweight, dbias;
+    if (needs_grad(0)) {
+      dx = Tensor::empty({dy.size(0), weight.size(2)}, result_dtype(dy), device);
+      grouped_gemm_rows(device, {}, dy, weight, dx, rows);
+    }
+    if (needs_grad(1)) {
+      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, result_dtype(dy),
+                             [&](const Tensor& grad, bool accumulate) {
+                               grouped_gemm_reduce(device, {.accumulate = accumulate}, dy, x, grad, rows);
+                             });
+    }
+    if (needs_grad(2)) {
+      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, result_dtype(dy),
+                           [&](const Tensor& grad, bool accumulate) {
+                             if (!accumulate) grad.set_zero();
+                             bias_bwd(device, dy, grad, rows);
+                           });
+    }
+    return {dx, dweight, dbias};
+  }
+};
+
+}  // namespace
+
+Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N) {
+  SHOAL_CHECK(x_TK.dims() >= 1 && weight_NK.dims() == 2 && x_TK.size(-1) == weight_NK.size(1),
+              "linear: expected x [..., K] and weight [N, K], got x ", x_TK.shape(), " and weight ",
+              weight_NK.shape());
+  SHOAL_CHECK(!bias_N || (bias_N.dims() == 1 && bias_N.size(0) == weight_NK.size(0)),
+              "linear: expected bias [N] for weight ", weight_NK.shape(), ", got ", bias_N.shape());
+  return apply(Linear{}, x_TK, weight_NK, bias_N);
+}
+
+Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
+                      const Tensor& bias_GN) {
+  const auto groups = static_cast<int64_t>(rows_per_group.size());
+  SHOAL_CHECK(x_RK.dims() == 2 && weight_GNK.dims() == 3 && weight_GNK.size(2) == x_RK.size(1) &&
+                  weight_GNK.size(0) == groups,
+              "grouped_linear: expected x [R, K] and weight [", groups, " groups, N, K], got x ",
+              x_RK.shape(), " and weight ", weight_GNK.shape());
+  SHOAL_CHECK(!bias_GN || bias_GN.shape() == Shape({groups, weight_GNK.size(1)}),
+              "grouped_linear: expected bias [", groups, ", ", weight_GNK.size(1), "], got ",
+              bias_GN.shape());
+  GroupedLinear function;
+  function.rows.assign(rows_per_group.begin(), rows_per_group.end());
+  return apply(std::move(function), x_RK, weight_GNK, bias_GN);
+}
+
+}  // namespace shoal
