@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# From a clean checkout to a trained MoE language model: installs what is missing, builds, tokenises text,
+# trains on two ranks, evaluates, generates a sample and draws a report. A second run reuses everything.
+#   launch/quickstart.sh                 trains on the text of configs/quickstart.yaml
+#   TEXT=book.txt launch/quickstart.sh   trains on that text instead
+#   RANKS=4 launch/quickstart.sh         number of ranks, default 2
+# Further arguments are config overrides, for example train.steps=200.
+set -euo pipefail
+
+config=configs/quickstart.yaml
+run=runs/quickstart
+ranks=${RANKS:-2}
+overrides=("$@")
+
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+  sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  exit 0
+fi
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || {
+  echo "quickstart: RANKS: expected a positive number, got '$ranks'" >&2
+  exit 2
+}
+if [[ -n ${TEXT-} ]]; then
+  text=$(realpath -e -- "$TEXT" 2>/dev/null) || {
+    echo "quickstart: TEXT: no file or folder '$TEXT'" >&2
+    exit 2
+  }
+  # Another text is another run, so it gets a folder of its own. The path becomes a quoted YAML string.
+  run=runs/quickstart-$(cksum <<<"$text" | cut -d ' ' -f 1)
+  quoted=${text//\\/\\\\}
+  quoted=${quoted//\"/\\\"}
+  quoted=${quoted//\$/\$\$}
+  overrides=("data.text=[\"$quoted\"]" "run.folder=$run" "${overrides[@]}")
+fi
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+# shellcheck source=launch/common.sh
+source launch/common.sh
+
+step=0
+step() {
+  step=$((step + 1))
+  printf '\n[%d/6] %s\n' "$step" "$1"
+}
+# Runs a command, keeps its output for the case that it fails.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" >"$log" 2>&1 || status=$?
+  if [[ $status -ne 0 ]]; then
+    tail -n 40 "$log" >&2
+    printf 'quickstart: failed: %s\n' "$*" >&2
+  fi
+  rm -f "$log"
+  return "$status"
+}
+
+step "Packages"
+launch/setup.sh
+
+step "Build (the first time takes a few minutes)"
+quietly configure build -DCMAKE_BUILD_TYPE=Release
+ninja -C build --quiet shoal
+
+step "Prepare the text: tokenizer and tokens"
+build/shoal prepare "$config" "${overrides[@]}"
+
+step "Train on $ranks ranks"
+set_mpirun_flags "$ranks"
+mpirun "${mpirun_flags[@]}" build/shoal train "$config" "${overrides[@]}"
+
+step "A sample of the trained model"
+build/shoal generate "$run" --prompt "The function returns" --tokens 120 --temperature 0.8
+
+step "Report"
+build/shoal report "$run"
+
+cat <<TXT
+
+Done. What is there now:
+  $run/report.html     curves and expert load; open it in a browser
+  $run/metrics.jsonl   the same numbers, one JSON object a line
+  $run/checkpoints     resumable: run the same command with more steps to go on
+Try next:
+  build/shoal generate $run --prompt "Your text"
+  build/shoal eval $run
+TXT

@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# Builds and runs all tests; the last line reads `N passed, N failed, N skipped` (gtest cases, summed over all
+# builds). Exit status 0 only when nothing failed.
+#   tests/run.sh                 Release, each instruction set, ASan + UBSan, TSan
+#   tests/run.sh --quick         Release only
+#   tests/run.sh --only PATTERN  only the cases that match the gtest filter PATTERN
+# A binary that crashes, hangs or runs nothing counts as one failed test.
+set -uo pipefail
+
+quick=0 only=""
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --quick) quick=1 ;;
+    --only)
+      only=${2:?--only needs a gtest filter}
+      shift
+      ;;
+    *)
+      sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+      exit 2
+      ;;
+  esac
+  shift
+done
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit 1
+# shellcheck source=launch/common.sh
+source launch/common.sh
+
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+jobs=$(nproc)
+passed=0 failed=0 skipped=0
+failures=()
+
+fail() { # MESSAGE: one failed test that is no gtest case
+  failed=$((failed + 1))
+  failures+=("$1")
+  printf '  FAILED  %s\n' "$1"
+}
+
+finish() {
+  if [[ ${#failures[@]} -gt 0 ]]; then
+    printf '\nFailed:\n'
+    printf '  %s\n' "${failures[@]}"
+  fi
+  printf '\n%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+  [[ $failed -eq 0 ]]
+  exit
+}
+
+# build FOLDER TARGET... -- CMAKE_ARG...: configures and builds; a failure is counted and its output shown.
+build() {
+  local folder=$1 targets=() log=$results/build.log started=$SECONDS
+  shift
+  while [[ $1 != -- ]]; do
+    targets+=("$1")
+    shift
+  done
+  shift
+  printf '\n== %s: build\n' "$folder"
+  if ! { configure "$folder" "$@" && nice -n 5 ninja -C "$folder" -j "$jobs" "${targets[@]}"; } >"$log" 2>&1; then
+    grep -aE -A 5 'error|Error|undefined reference|FAILED:' "$log" | head -n 60
+    fail "$folder: build"
+    return 1
+  fi
+  printf '   built in %d s\n' $((SECONDS - started))
+}
+
+# suites FOLDER [CTEST_ARG...]: names of the test suites, one a line.
+suites() {
+  local folder=$1
+  shift
+  ctest --test-dir "$folder" -N "$@" 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p'
+}
+
+# run_suite FOLDER SUITE LABEL [NAME=VALUE...]: runs one suite with that environment. Leaves LABEL.json (what
+# gtest did), LABEL.log (its output), LABEL.status and LABEL.seconds in the results folder.
+run_suite() {
+  local folder=$1 suite=$2 label=$3 started=$SECONDS status=0
+  shift 3
+  [[ -z $only ]] || set -- "$@" "GTEST_FILTER=$only"
+  env "$@" GTEST_OUTPUT="json:$results/$label.json" GTEST_COLOR=no ctest --test-dir "$folder" -R "^$suite\$" \
+    --output-on-failure --test-output-size-passed 0 --test-output-size-failed 10000000 \
+    >"$results/$label.log" 2>&1 || status=$?
+  echo "$status" >"$results/$label.status"
+  echo $((SECONDS - started)) >"$results/$label.seconds"
+}
+
+# Reads a gtest JSON report; prints "total failed skipped", then one line "F name" or "S name" per such case.
+read_report() {
+  awk '
+    /"testsuite": \[/ { suite = name }
+    /^ *"name": / { name = $0; sub(/^ *"name": "/, "", name); sub(/",?$/, "", name); bad = 0 }
+    /"result": / { if ($2 ~ /COMPLETED|SKIPPED/) { total++
+                     if ($2 ~ /SKIPPED/) { skipped++; lines = lines "S " suite "." name "\n" } } }
+    /"failures": \[/ { if (!bad) { bad = 1; failed++; lines = lines "F " suite "." name "\n" } }
+    END { printf "%d %d %d\n%s", total, failed, skipped, lines }' "$1"
+}
+
+# The output of failed cases only; of a crash also what came last.
+show_failures() {
+  awk '
+    /^\[ RUN      \]/ { open = 1; text = "" }
+    open { text = text "    " $0 "\n" }
+    /^\[       OK \]|^\[  SKIPPED \]/ { open = 0 }
+    /^\[  FAILED  \]/ && open { printf "%s", text; open = 0 }
+    END { if (open) printf "%s", text }' "$1" | head -n 120
+}
+
+collect() { # LABEL
+  local label=$1 total=0 bad=0 skip=0 kind name status seconds
+  status=$(cat "$results/$label.status" 2>/dev/null || echo 1)
+  seconds=$(cat "$results/$label.seconds" 2>/dev/null || echo '?')
+  if [[ ! -s $results/$label.json ]]; then
+    if [[ $status -eq 0 ]]; then
+      fail "$label: ran nothing (no gtest report)"
+    else
+      show_failures "$results/$label.log"
+      tail -n 15 "$results/$label.log" | sed 's/^/    /'
+      fail "$label: crashed, timed out or could not start"
+    fi
+    return
+  fi
+  while read -r kind name rest; do
+    case "$kind" in
+      F) failures+=("$label: $name") ;;
+      S) printf '  skipped %s: %s\n' "$label" "$name" ;;
+      *) total=$kind bad=$name skip=$rest ;;
+    esac
+  done < <(read_report "$results/$label.json")
+  passed=$((passed + total - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
+  if [[ $bad -gt 0 ]]; then
+    show_failures "$results/$label.log"
+  elif [[ $status -ne 0 ]]; then
+    tail -n 40 "$results/$label.log" | sed 's/^/    /'
+    fail "$label: all cases passed but the program failed (exit code, leak or data race)"
+  elif [[ $total -eq 0 && -z $only ]]; then
+    fail "$label: ran 0 tests"
+  fi
+  [[ $total -eq 0 && -n $only ]] ||
+    printf '  %-28s %4d passed %3d failed %3d skipped %5s s\n' \
+      "$label" $((total - bad - skip)) "$bad" "$skip" "$seconds"
+}
+
+# run_all FOLDER TAG CTEST_SELECTION ENV...: every selected suite, as many at once as there are cores. Suites
+# with the ctest label `alone` (they use all cores themselves) follow one by one.
+run_all() {
+  local folder=$1 tag=$2 selection=$3 suite labels=() alone
+  shift 3
+  alone=$(suites "$folder" -L alone)
+  # shellcheck disable=SC2086
+  for suite in $(suites "$folder" $selection); do
+    labels+=("$suite$tag")
+    ! grep -qxF "$suite" <<<"$alone" || continue
+    while [[ $(jobs -rp | wc -l) -ge $jobs ]]; do wait -n; done
+    run_suite "$folder" "$suite" "$suite$tag" "$@" &
+  done
+  wait
+  # shellcheck disable=SC2086
+  for suite in $(suites "$folder" $selection); do
+    grep -qxF "$suite" <<<"$alone" && run_suite "$folder" "$suite" "$suite$tag" "$@"
+  done
+  [[ ${#labels[@]} -gt 0 ]] || fail "$folder: no test suites"
+  for suite in "${labels[@]}"; do collect "$suite"; done
+}
+
+check_format() {
+  local version
+  version=$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p')
+  if [[ $version != 14 ]]; then
+    echo "format: not checked (clang-format 14 decides; found '${version:-none}')"
+  elif ! ninja -C build format-check >"$results/format.log" 2>&1; then
+    grep -aE 'error:' "$results/format.log" | sort -u -t : -k 1,1 | head -n 20
+    fail "format: run ninja -C build format"
+  fi
+}
+
+# Every *_test.cpp must be part of the build, or its cases would be missing silently.
+check_all_built() {
+  local file
+  while IFS= read -r file; do
+    grep -qF "$file" build/build.ninja || fail "$file belongs to no test suite in tests/CMakeLists.txt"
+  done < <(find tests -name '*_test.cpp' | sort)
+}
+
+has_cpu_flag() { grep -qm 1 -w "$1" /proc/cpuinfo; }
+
+launch/setup.sh || {
+  fail "launch/setup.sh"
+  finish
+}
+
+build build all -- -DCMAKE_BUILD_TYPE=Release || finish
+check_format
+check_all_built
+printf '== build: tests\n'
+run_all build "" ""
+
+if [[ $quick -eq 0 ]]; then
+  # Values must not depend on the instruction set beyond rounding.
+  for isa in scalar avx2; do
+    if [[ $isa == scalar ]] || has_cpu_flag "$isa"; then
+      run_all build "[$isa]" "-R ^ops$" SHOAL_CPU_ISA=$isa
+    else
+      echo "  not run: ops[$isa], this CPU has no $isa"
+    fi
+  done
+
+  sanitized=(-DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE=-O1)
+  if build build-asan all -- "${sanitized[@]}" -DSHOAL_SANITIZE=address; then
+    printf '== build-asan: tests under ASan and UBSan\n'
+    # Open MPI keeps memory until exit, so leaks are looked for only in suites without it.
+    run_all build-asan "[asan]" "-LE mpi|no_asan" UBSAN_OPTIONS=print_stacktrace=1
+    if [[ -n $(suites build-asan -L mpi -LE no_asan) ]]; then
+      run_all build-asan "[asan]" "-L mpi -LE no_asan" UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_leaks=0
+    fi
+  fi
+
+  # TSan is slow, so of the big suites only the cases in which threads meet.
+  declare -A tsan_filters=([data]='*Prefetch*')
+  if build build-tsan tsan_tests -- "${sanitized[@]}" -DSHOAL_SANITIZE=thread; then
+    printf '== build-tsan: threads under TSan\n'
+    for suite in $(suites build-tsan -L tsan); do
+      run_all build-tsan "[tsan]" "-R ^$suite\$" GTEST_FILTER="${tsan_filters[$suite]-*}" \
+        "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
+    done
+  fi
+fi
+finish
