@@ -76,7 +76,7 @@ const std::vector<Confinement> kConfinements = {
     {"LIBXSMM", R"(^libxsmm)", R"(^core/backend/cpu/gemm/.*$)"},
     {"Oniguruma", R"(^onig)", R"(^data/.*$)"},
     {"CLI11", R"(^CLI/)", R"(^launch/.*$)"},
-    {"JSON", R"(^nlohmann/)", R"(^(data|launch|tests)/.*$)"},
+    {"JSON", R"(^nlohmann/)", R"(^(core/base/config_schema\.cpp|(data|launch|tests)/.*)$)"},
     {"GoogleTest", R"(^(gtest|gmock)/)", R"(^tests/.*$)"},
     {"Google Benchmark", R"(^benchmark/)", R"(^tests/.*$)"},
 };
