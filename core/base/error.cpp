@@ -5,15 +5,11 @@
 namespace shoal::detail {
 
 void check_failed(const char* file, int line, const std::string& message) {
+  // Only the part below the source root is worth printing; this file tells where the root is.
+  constexpr std::string_view kThisFile = __FILE__, kBelowRoot = "core/base/error.cpp";
+  constexpr std::string_view kRoot = kThisFile.substr(0, kThisFile.size() - kBelowRoot.size());
   std::string_view path = file;
-  // Only the part below the source root is worth printing.
-  for (std::string_view folder :
-       {"/core/", "/parallel/", "/models/", "/optim/", "/data/", "/launch/", "/tests/"}) {
-    if (auto at = path.rfind(folder); at != std::string_view::npos) {
-      path.remove_prefix(at + 1);
-      break;
-    }
-  }
+  if (path.starts_with(kRoot)) path.remove_prefix(kRoot.size());
   throw Error(str(message, " [", path, ":", line, "]"));
 }
 

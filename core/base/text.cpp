@@ -95,7 +95,7 @@ std::string human_bytes(int64_t bytes) {
 std::string human_duration(double seconds) {
   char buffer[64];
   const auto whole = static_cast<int64_t>(std::llround(seconds));
-  if (seconds < 60) {
+  if (seconds < 59.95) {
     std::snprintf(buffer, sizeof buffer, "%.1f s", seconds);
   } else if (whole < 3600) {
     std::snprintf(buffer, sizeof buffer, "%ld min %02ld s", static_cast<long>(whole / 60),
