@@ -45,21 +45,25 @@ struct EvalMetrics {
   double loss = 0;  // mean over the evaluated tokens
 };
 
-/// Appends rows to <run>/metrics.jsonl on rank 0. On resume rows of steps beyond the checkpoint are cut
-/// first.
+/// Appends rows to <run>/metrics.jsonl on rank 0, each with one write() in append mode, so that a killed run
+/// leaves whole rows and at most one torn last line. Numbers read back to the same bits; NaN and infinity are
+/// null. A row that cannot be written (disk full) is left out with a warning; training goes on.
 class MetricsWriter {
  public:
   explicit MetricsWriter(std::filesystem::path file) : file_(std::move(file)) {}
-  /// Keeps only complete rows with step <= last_step (the file is rewritten by rename). -1: starts a new
-  /// file.
+  /// Before the first row. Keeps only complete rows with step <= last_step, and run rows; the file is
+  /// replaced by rename. -1: starts a new file. Error when the file cannot be read or written.
   void begin(int64_t last_step);
-  void write_run(const std::string& json_object);  // {"kind":"run",...}
+  /// `json_object`: the members of the first row; "kind" is set here. Error when it is no JSON object.
+  void write_run(const std::string& json_object);
   void write(const StepMetrics& metrics);
   void write(const EvalMetrics& metrics);
+  int64_t num_lost_rows() const { return num_lost_rows_; }
 
  private:
   void append(const std::string& line);
   std::filesystem::path file_;
+  int64_t num_lost_rows_ = 0;
 };
 
 }  // namespace shoal

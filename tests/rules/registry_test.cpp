@@ -8,6 +8,8 @@
 #include "core/base/config.h"
 #include "core/base/error.h"
 #include "data/tokenizer.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
 #include "parallel/moe/dispatcher.h"
 #include "tests/rules/source_tree.h"
 
@@ -20,6 +22,8 @@ namespace {
 std::map<std::string, const ChoiceSet*> all_registries() {
   return {
       {"DispatcherRegistry", &DispatcherRegistry::instance()},
+      {"OptimizerRegistry", &OptimizerRegistry::instance()},
+      {"ScheduleRegistry", &ScheduleRegistry::instance()},
       {"TokenizerTrainerRegistry", &TokenizerTrainerRegistry::instance()},
   };
 }

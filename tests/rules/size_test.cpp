@@ -8,7 +8,7 @@ namespace shoal::rules {
 
 namespace {
 
-constexpr size_t kMaxFileLines = 500, kMaxHeaderLines = 250, kMaxFunctionLines = 80, kMaxLineBytes = 120;
+constexpr size_t kMaxFileLines = 500, kMaxHeaderLines = 250, kMaxFunctionLines = 80, kMaxLineBytes = 140;
 
 std::vector<std::string> size_violations(const SourceFile& file) {
   std::vector<std::string> found;
