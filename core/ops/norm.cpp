@@ -35,10 +35,11 @@ class NormFunction final : public Function {
     const Tensor& dy = grad_outputs[0];
     const Tensor dsum = grad_outputs.size() > 1 ? grad_outputs[1] : Tensor{};
     if (!dy.defined()) return {dsum, dsum, {}, {}};
+    const bool reuse = dy.is_sole_owner();  // asked before args shares it
     NormBackward args{dy, dsum, x_, weight_, mean_T_, rstd_T_, {}, {}, {}};
     std::vector<Tensor> grads(4);
     if (needs_grad(0) || needs_grad(1)) {
-      args.dx = grads[0] = grads[1] = dy.is_sole_owner() ? dy : Tensor::empty_like(x_);
+      args.dx = grads[0] = grads[1] = reuse ? dy : Tensor::empty_like(x_);
     }
     args.dweight = sums_for(2, grads);
     args.dbias = sums_for(3, grads);

@@ -1,0 +1,455 @@
+// CPU kernels of core/ops/routing.h: scores, selection, weights, auxiliary losses. Tokens are independent;
+// losses are added in double in token order.
+#include "core/ops/routing.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/backend/cpu/blocks.h"
+#include "core/backend/cpu/isa.h"
+
+SHOAL_KERNELS_BEGIN
+#include "core/backend/cpu/vector_math.inc"
+
+template <class T>
+constexpr T kFloor = T(1e-20);  // added to every sum of scores that is divided by
+
+// log((1 + s) / (1 - s)) = 2 s (1 + s^2/3 + s^4/5 + ...), for |s| <= 1/3.
+template <class T>
+T twice_atanh(T s) {
+  constexpr int kTerms = sizeof(T) == 4 ? 8 : 17;
+  const T z = s * s;
+  T q = T(1) / T(2 * kTerms - 1);
+  for (int n = kTerms - 1; n > 0; n--) q = q * z + T(1) / T(2 * n - 1);
+  return T(2) * s * q;
+}
+
+// log(1 + e^x) with full relative precision for very negative x.
+template <class T>
+T softplus(T x) {
+  const T e = fast_exp(x > 0 ? -x : x);  // in (0, 1]
+  return (x > 0 ? x : T(0)) + twice_atanh(e / (T(2) + e));
+}
+
+// log(x) for normal positive x; any finite value otherwise (the caller multiplies it by 0).
+template <class T>
+T log_of(T x) {
+  using K = ExpConstants<T>;
+  using Bits = typename K::Bits;
+  constexpr Bits kMantissa = (Bits(1) << K::kMantissaBits) - 1;
+  const Bits bits = __builtin_bit_cast(Bits, x);
+  const T mantissa = __builtin_bit_cast(T, (bits & kMantissa) | (K::kBias << K::kMantissaBits));  // [1, 2)
+  const bool large = mantissa > T(1.41421356);
+  const T m = large ? mantissa * T(0.5) : mantissa;
+  const auto exponent = static_cast<int32_t>((bits >> K::kMantissaBits) & (2 * K::kBias + 1));
+  const T n = static_cast<T>(exponent - static_cast<int32_t>(K::kBias) + (large ? 1 : 0));
+  return n * T(0.693147180559945309) + twice_atanh((m - 1) / (m + 1));
+}
+
+template <class T>
+T max_of(const T* x, int64_t n) {
+  T best = -std::numeric_limits<T>::infinity();
+#pragma omp simd reduction(max : best)
+  for (int64_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+template <class T>
+T sum_of(const T* x, int64_t n) {
+  T total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; i++) total += x[i];
+  return total;
+}
+
+// p = softmax(logits); returns logsumexp. p may be null (only the logsumexp is wanted).
+template <class T>
+T softmax_row(const T* logits, T* p, int64_t n) {
+  const T top = max_of(logits, n);
+  T total = 0;
+  if (p == nullptr) {
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < n; i++) total += fast_exp(logits[i] - top);
+    return top + std::log(total);
+  }
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; i++) {
+    const T e = fast_exp(logits[i] - top);
+    p[i] = e;
+    total += e;
+  }
+  const T inverse = T(1) / total;
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) p[i] *= inverse;
+  return top + std::log(total);
+}
+
+// Scores of one token.
+template <class T>
+void score_row(const T* logits, T* scores, int64_t n, RouterScore kind) {
+  if (kind == RouterScore::sigmoid) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) scores[i] = T(1) / (T(1) + fast_exp(-logits[i]));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) scores[i] = std::sqrt(softplus(logits[i]));
+  }
+}
+
+// Entropy of p = scores / sum of scores.
+template <class T>
+double entropy_row(const T* scores, int64_t n) {
+  const T inverse = T(1) / (sum_of(scores, n) + kFloor<T>);
+  T total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; i++) {
+    const T p = scores[i] * inverse;
+    total -= p >= std::numeric_limits<T>::min() ? p * log_of(p) : T(0);
+  }
+  return total;
+}
+
+constexpr int64_t kMaxChosen = 64;
+
+// The best k of the values offered in ascending index order: value descending, then index ascending.
+template <class T>
+struct Best {
+  explicit Best(int64_t k) : limit(k) {}
+  int64_t limit, count = 0;
+  T values[kMaxChosen];
+  int32_t ids[kMaxChosen];
+
+  void offer(T value, int64_t id) {
+    if (!(value == value)) value = -std::numeric_limits<T>::infinity();
+    if (count == limit && !(value > values[count - 1])) return;
+    int64_t at = count < limit ? count++ : count - 1;
+    for (; at > 0 && value > values[at - 1]; at--) {
+      values[at] = values[at - 1];
+      ids[at] = ids[at - 1];
+    }
+    values[at] = value;
+    ids[at] = static_cast<int32_t>(id);
+  }
+
+  /// Offers scores[i] + bias[i] for i in [begin, end), looking closer only at runs that hold a better value.
+  void offer_range(const T* scores, const T* bias, int64_t begin, int64_t end) {
+    constexpr int64_t kRun = 16;
+    for (int64_t run = begin; run < end; run += kRun) {
+      const int64_t run_end = std::min(run + kRun, end);
+      if (count == limit) {
+        T top = -std::numeric_limits<T>::infinity();
+        const T threshold = values[count - 1];
+#pragma omp simd reduction(max : top)
+        for (int64_t i = run; i < run_end; i++) {
+          const T v = scores[i] + bias[i];
+          top = v > top ? v : top;
+        }
+        if (!(top > threshold)) continue;
+      }
+      for (int64_t i = run; i < run_end; i++) offer(scores[i] + bias[i], i);
+    }
+  }
+};
+
+template <class T>
+void choose(const T* scores, const T* bias, int64_t num_experts, const RouteSpec& spec, Best<T>& chosen) {
+  if (spec.num_groups <= 1) return chosen.offer_range(scores, bias, 0, num_experts);
+  const int64_t size = num_experts / spec.num_groups;
+  Best<T> groups(spec.top_groups);
+  for (int64_t g = 0; g < spec.num_groups; g++) {
+    Best<T> best(std::min(spec.group_score_top, size));
+    best.offer_range(scores, bias, g * size, (g + 1) * size);
+    T total = 0;
+    for (int64_t i = 0; i < best.count; i++) total += best.values[i];
+    groups.offer(total, g);
+  }
+  std::sort(groups.ids, groups.ids + groups.count);
+  for (int64_t i = 0; i < groups.count; i++) {
+    const int64_t g = groups.ids[i];
+    chosen.offer_range(scores, bias, g * size, (g + 1) * size);
+  }
+}
+
+// Gate weights of one token from its unbiased scores.
+template <class T>
+void weigh(const T* scores, const int32_t* ids, const RouteSpec& spec, T* weights) {
+  T total = 0;
+  for (int64_t k = 0; k < spec.top_k; k++) {
+    weights[k] = scores[ids[k]];
+    total += weights[k];
+  }
+  T factor = static_cast<T>(spec.weight_scale);
+  if (spec.normalize) factor /= total + kFloor<T>;
+  for (int64_t k = 0; k < spec.top_k; k++) weights[k] *= factor;
+}
+
+// Everything about one rank's tokens that the row functions need.
+template <class T>
+struct RouteRows {
+  const T* logits;
+  const T* bias;  // never null; zeros without a bias
+  const uint8_t* valid;
+  int32_t* ids;
+  T *weights, *scores, *lse;
+  double* entropy;  // per token; may be null
+  int64_t num_experts;
+  const RouteSpec* spec;
+
+  void clear(int64_t t) const {
+    const int64_t k = spec->top_k;
+    std::fill(ids + t * k, ids + (t + 1) * k, -1);
+    std::fill(weights + t * k, weights + (t + 1) * k, T(0));
+    std::fill(scores + t * num_experts, scores + (t + 1) * num_experts, T(0));
+    if (lse != nullptr) lse[t] = 0;
+    if (entropy != nullptr) entropy[t] = 0;
+  }
+
+  void route(int64_t t) const {
+    if (valid != nullptr && valid[t] == 0) return clear(t);
+    const int64_t k = spec->top_k;
+    const T* x = logits + t * num_experts;
+    T* s = scores + t * num_experts;
+    if (spec->score == RouterScore::softmax) {
+      const T log_sum = softmax_row(x, s, num_experts);
+      if (lse != nullptr) lse[t] = log_sum;
+    } else {
+      score_row(x, s, num_experts, spec->score);
+      if (lse != nullptr) lse[t] = softmax_row<T>(x, nullptr, num_experts);
+    }
+    if (entropy != nullptr) entropy[t] = entropy_row(s, num_experts);
+    Best<T> chosen(k);
+    choose(s, bias, num_experts, *spec, chosen);
+    std::copy(chosen.ids, chosen.ids + k, ids + t * k);
+    weigh(s, ids + t * k, *spec, weights + t * k);
+  }
+};
+
+// f[g][i] = assignments of i in g / (k * valid tokens of g); counts over all groups.
+template <class T>
+void count_assignments(const RouteForward& a, const RouteSpec& spec, const BalanceSpec& balance) {
+  const int64_t num_tokens = a.logits_TE.num_rows(), num_experts = a.logits_TE.row_size(), k = spec.top_k;
+  const int32_t* ids = a.ids_TK.data<int32_t>();
+  int64_t* counts = a.counts_E.data<int64_t>();
+  std::fill(counts, counts + num_experts, 0);
+  for (int64_t n = 0; n < num_tokens * k; n++) {
+    if (ids[n] >= 0) counts[ids[n]]++;
+  }
+  if (!a.frequency_GE.defined() || balance.frequency_E.defined()) return;
+  T* frequency = a.frequency_GE.data<T>();
+  const int64_t num_groups = a.frequency_GE.num_rows();
+  const int64_t group_slots = num_groups == 0 ? 0 : num_tokens / num_groups * k;
+  for (int64_t g = 0; g < num_groups; g++) {
+    T* f = frequency + g * num_experts;
+    std::fill(f, f + num_experts, T(0));
+    int64_t assigned = 0;  // k * valid tokens
+    for (int64_t n = g * group_slots; n < (g + 1) * group_slots; n++) {
+      if (ids[n] < 0) continue;
+      f[ids[n]] += 1;
+      assigned++;
+    }
+    for (int64_t e = 0; e < num_experts && assigned > 0; e++) f[e] /= static_cast<T>(assigned);
+  }
+}
+
+double per_token(double coefficient, const BalanceSpec& balance) {
+  return balance.total_tokens > 0 ? coefficient / static_cast<double>(balance.total_tokens) : 0;
+}
+
+// The frequency row of token t.
+template <class T>
+struct FrequencyRows {
+  FrequencyRows(const Tensor& frequency_GE, int64_t num_tokens, int64_t num_experts)
+      : data(frequency_GE.defined() ? frequency_GE.data<T>() : nullptr),
+        size(num_experts),
+        group_tokens(num_tokens == 0 || data == nullptr ? 1 : num_tokens / frequency_GE.num_rows()) {}
+  const T* data;
+  int64_t size, group_tokens;
+  const T* row(int64_t t) const { return data + t / group_tokens * size; }
+};
+
+// sum over tokens, in order, of sum_i f_i p_i.
+template <class T>
+double balance_sum(const RouteForward& a, const RouteSpec& spec, double* per_token_T) {
+  const int64_t num_tokens = a.logits_TE.num_rows(), n = a.logits_TE.row_size();
+  const T* scores = a.scores_TE.data<T>();
+  const FrequencyRows<T> frequency(a.frequency_GE, num_tokens, n);
+  cpu::parallel_rows(num_tokens, n, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const T *s = scores + t * n, *f = frequency.row(t);
+      T dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t i = 0; i < n; i++) dot += f[i] * s[i];
+      per_token_T[t] = spec.score == RouterScore::softmax ? dot : dot / (sum_of(s, n) + kFloor<T>);
+    }
+  });
+  double total = 0;
+  for (int64_t t = 0; t < num_tokens; t++) total += per_token_T[t];
+  return total;
+}
+
+template <class T>
+void route_fwd_typed(const RouteForward& a, const RouteSpec& spec, const BalanceSpec& balance) {
+  const int64_t num_tokens = a.logits_TE.num_rows(), num_experts = a.logits_TE.row_size();
+  const Tensor bias = Tensor::zeros({num_experts}, dtype_of<T>);
+  if (a.bias_E.defined()) {
+    dispatch_float(a.bias_E.dtype(), "route: bias", [&]<class B>() {
+      for (int64_t e = 0; e < num_experts; e++) bias.data<T>()[e] = static_cast<T>(a.bias_E.data<B>()[e]);
+    });
+  }
+  const Tensor scratch_T = Tensor::empty({num_tokens}, DType::f64);
+  double* scratch = scratch_T.data<double>();
+  const RouteRows<T> rows{a.logits_TE.data<T>(),
+                          bias.data<T>(),
+                          a.valid_T.defined() ? a.valid_T.data<uint8_t>() : nullptr,
+                          a.ids_TK.data<int32_t>(),
+                          a.weights_TK.data<T>(),
+                          a.scores_TE.data<T>(),
+                          a.lse_T.defined() ? a.lse_T.data<T>() : nullptr,
+                          a.entropy != nullptr ? scratch : nullptr,
+                          num_experts,
+                          &spec};
+  cpu::parallel_rows(num_tokens, 8 * num_experts, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) rows.route(t);
+  });
+  count_assignments<T>(a, spec, balance);
+  if (a.entropy != nullptr) {
+    *a.entropy = 0;
+    for (int64_t t = 0; t < num_tokens; t++) *a.entropy += scratch[t];
+  }
+  if (a.z_loss != nullptr) {
+    double total = 0;
+    for (int64_t t = 0; t < num_tokens; t++) total += static_cast<double>(rows.lse[t]) * rows.lse[t];
+    *a.z_loss = per_token(balance.z_coeff, balance) * total;
+  }
+  if (a.aux_loss != nullptr) {
+    *a.aux_loss = per_token(balance.aux_coeff * static_cast<double>(num_experts), balance) *
+                  balance_sum<T>(a, spec, scratch);
+  }
+}
+
+void route_fwd_impl(const RouteForward& a, const RouteSpec& spec, const BalanceSpec& balance) {
+  dispatch_float(a.logits_TE.dtype(), "route", [&]<class T>() { route_fwd_typed<T>(a, spec, balance); });
+}
+
+template <class T>
+struct RouteBackwardRows {
+  const T *logits, *scores, *dweights, *lse;
+  const int32_t* ids;
+  FrequencyRows<T> frequency;
+  T aux_factor, z_factor;  // of f_i p_i and of lse^2
+  T* dlogits;
+  int64_t num_experts;
+  const RouteSpec* spec;
+
+  // Adds d(weights)/d(scores): w_k = c s_k / (sum s + floor), or c s_k.
+  void add_weights(int64_t t, const T* s, T* ds) const {
+    const int64_t k_count = spec->top_k;
+    const int32_t* id = ids + t * k_count;
+    const T* dw = dweights + t * k_count;
+    T total = 0, dot = 0;
+    for (int64_t k = 0; k < k_count; k++) {
+      total += s[id[k]];
+      dot += dw[k] * s[id[k]];
+    }
+    T factor = static_cast<T>(spec->weight_scale), shared = 0;
+    if (spec->normalize) {
+      factor /= total + kFloor<T>;
+      shared = dot / (total + kFloor<T>);
+    }
+    for (int64_t k = 0; k < k_count; k++) ds[id[k]] += factor * (dw[k] - shared);
+  }
+
+  // ds = d(aux)/d(p), written.
+  void start(int64_t t, T* ds) const {
+    if (aux_factor == 0) {
+      std::fill_n(ds, num_experts, T(0));
+      return;
+    }
+    const T* f = frequency.row(t);
+#pragma omp simd
+    for (int64_t i = 0; i < num_experts; i++) ds[i] = aux_factor * f[i];
+  }
+
+  void softmax(int64_t t, const T* s, T* ds) const {
+    start(t, ds);
+    if (dweights != nullptr) add_weights(t, s, ds);
+    T dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t i = 0; i < num_experts; i++) dot += s[i] * ds[i];
+    const T z = z_factor == 0 ? T(0) : z_factor * lse[t];
+#pragma omp simd
+    for (int64_t i = 0; i < num_experts; i++) ds[i] = s[i] * (ds[i] - dot + z);
+  }
+
+  void independent(int64_t t, const T* s, T* ds) const {
+    start(t, ds);
+    if (aux_factor != 0) {  // through p = s / (sum s + floor)
+      const T inverse = T(1) / (sum_of(s, num_experts) + kFloor<T>);
+      T dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t i = 0; i < num_experts; i++) dot += s[i] * ds[i];
+      dot *= inverse;
+#pragma omp simd
+      for (int64_t i = 0; i < num_experts; i++) ds[i] = (ds[i] - dot) * inverse;
+    }
+    if (dweights != nullptr) add_weights(t, s, ds);
+    const T* x = logits + t * num_experts;
+    if (spec->score == RouterScore::sigmoid) {
+#pragma omp simd
+      for (int64_t i = 0; i < num_experts; i++) ds[i] *= s[i] * (T(1) - s[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < num_experts; i++) {
+        const T slope = T(1) / ((T(1) + fast_exp(-x[i])) * T(2) * s[i]);
+        ds[i] = s[i] > 0 ? ds[i] * slope : T(0);
+      }
+    }
+    if (z_factor == 0) return;
+    const T z = z_factor * lse[t];
+#pragma omp simd
+    for (int64_t i = 0; i < num_experts; i++) ds[i] += z * fast_exp(x[i] - lse[t]);
+  }
+
+  void backward(int64_t t) const {
+    T* ds = dlogits + t * num_experts;
+    const T* s = scores + t * num_experts;
+    if (ids[t * spec->top_k] < 0) {  // padding
+      std::fill_n(ds, num_experts, T(0));
+      return;
+    }
+    if (spec->score == RouterScore::softmax) {
+      softmax(t, s, ds);
+    } else {
+      independent(t, s, ds);
+    }
+  }
+};
+
+void route_bwd_impl(const RouteBackward& a, const RouteSpec& spec, const BalanceSpec& balance) {
+  dispatch_float(a.logits_TE.dtype(), "route", [&]<class T>() {
+    const int64_t num_tokens = a.logits_TE.num_rows(), num_experts = a.logits_TE.row_size();
+    const double aux = a.daux * per_token(balance.aux_coeff * static_cast<double>(num_experts), balance);
+    const double z = a.dz * 2 * per_token(balance.z_coeff, balance);
+    const RouteBackwardRows<T> rows{a.logits_TE.data<T>(),
+                                    a.scores_TE.data<T>(),
+                                    a.dweights_TK.defined() ? a.dweights_TK.data<T>() : nullptr,
+                                    a.lse_T.defined() ? a.lse_T.data<T>() : nullptr,
+                                    a.ids_TK.data<int32_t>(),
+                                    FrequencyRows<T>(a.frequency_GE, num_tokens, num_experts),
+                                    static_cast<T>(aux),
+                                    static_cast<T>(z),
+                                    a.dlogits_TE.data<T>(),
+                                    num_experts,
+                                    &spec};
+    cpu::parallel_rows(num_tokens, 2 * num_experts, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) rows.backward(t);
+    });
+  });
+}
+
+const bool added[] = {
+    route_fwd.add(DeviceType::cpu, &route_fwd_impl, kIsaLevel),
+    route_bwd.add(DeviceType::cpu, &route_bwd_impl, kIsaLevel),
+};
+
+SHOAL_KERNELS_END
