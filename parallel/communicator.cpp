@@ -1,0 +1,78 @@
+#include "parallel/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "parallel/checked_communicator.h"
+
+namespace shoal {
+
+namespace {
+
+/// Everything happens in CheckedCommunicator, which copies locally.
+class SingleCommunicator final : public CheckedCommunicator {
+ public:
+  explicit SingleCommunicator(const std::string& name) : CheckedCommunicator(0, 1, name) {}
+  void barrier() override {}
+  std::shared_ptr<Communicator> split(int, int, const std::string& name) override {
+    return std::make_shared<SingleCommunicator>(name);
+  }
+
+ protected:
+  Work start(CollectiveCall) override { return Work{}; }
+};
+
+template <class T>
+T reduce_value(Communicator& group, T value, ReduceOp op) {
+  const Tensor t = Tensor::from(std::vector<T>{value}, {1});
+  group.all_reduce(t, op).wait();
+  return t.data<T>()[0];
+}
+
+}  // namespace
+
+int64_t Communicator::sum(int64_t value) {
+  return reduce_value(*this, value, ReduceOp::sum);
+}
+double Communicator::sum(double value) {
+  return reduce_value(*this, value, ReduceOp::sum);
+}
+int64_t Communicator::max(int64_t value) {
+  return reduce_value(*this, value, ReduceOp::max);
+}
+int64_t Communicator::min(int64_t value) {
+  return reduce_value(*this, value, ReduceOp::min);
+}
+
+std::vector<std::string> Communicator::gather_strings(const std::string& mine) {
+  const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(mine.size())}, {1});
+  const Tensor lengths = Tensor::empty({size()}, DType::i64);
+  all_gather(length, lengths).wait();
+  const int64_t* n = lengths.data<int64_t>();
+  const int64_t longest = *std::max_element(n, n + size());
+  const Tensor padded = Tensor::zeros({longest}, DType::u8);
+  std::memcpy(padded.bytes(), mine.data(), mine.size());
+  const Tensor all = Tensor::empty({size(), longest}, DType::u8);
+  all_gather(padded, all).wait();
+  std::vector<std::string> strings;
+  for (int r = 0; r < size(); r++) {
+    strings.emplace_back(reinterpret_cast<const char*>(all.bytes()) + r * longest, static_cast<size_t>(n[r]));
+  }
+  return strings;
+}
+
+std::string Communicator::broadcast_string(const std::string& value, int root) {
+  const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(value.size())}, {1});
+  broadcast(length, root).wait();
+  const int64_t n = length.data<int64_t>()[0];
+  const Tensor text = Tensor::empty({n}, DType::u8);
+  if (rank() == root) std::memcpy(text.bytes(), value.data(), value.size());
+  broadcast(text, root).wait();
+  return {reinterpret_cast<const char*>(text.bytes()), static_cast<size_t>(n)};
+}
+
+std::shared_ptr<Communicator> make_single_communicator() {
+  return std::make_shared<SingleCommunicator>("world");
+}
+
+}  // namespace shoal

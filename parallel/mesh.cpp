@@ -1,0 +1,167 @@
+#include "parallel/mesh.h"
+
+#include "parallel/moe/dispatcher.h"
+
+namespace shoal {
+
+ParallelOptions::ParallelOptions() {
+  dispatcher.kind = "all_to_all";
+}
+
+void ParallelOptions::fields(FieldVisitor& v) {
+  v("dp", dp, "data parallel replicas of the dense part; auto: world / (tp * cp * pp)");
+  v("tp", tp, "tensor parallel ranks per replica (1 in this version)", at_least(1));
+  v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", at_least(1));
+  v("pp", pp, "pipeline stages (1 in this version)", at_least(1));
+  v("ep", ep, "expert parallel ranks: each holds num_experts / ep experts of every MoE layer", at_least(1));
+  v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", at_least(1));
+  v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
+           "how token rows reach the ranks of their experts");
+  v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB", greater_than(0));
+}
+
+namespace {
+
+/// Adds errors with the origin of the key they are about.
+class Rules {
+ public:
+  Rules(const ConfigNode& origins, ConfigErrors& errors) : origins_(origins), errors_(errors) {}
+  template <class... Parts>
+  void require(bool holds, const std::string& path, const Parts&... parts) {
+    if (holds) return;
+    errors_.add(path, origin_of(origins_, path), str(parts...));
+    failed_ = true;
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  const ConfigNode& origins_;
+  ConfigErrors& errors_;
+  bool failed_ = false;
+};
+
+void check_degrees(const ParallelOptions& o, Rules& rules) {
+  const std::pair<const char*, int64_t> later[] = {{"tp", o.tp}, {"cp", o.cp}, {"pp", o.pp}, {"etp", o.etp}};
+  for (const auto& [key, degree] : later) {
+    const std::string path = str("parallel.", key);
+    rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
+    rules.require(degree <= 1, path, key, " = ", degree, " is not in this version; set it to 1");
+  }
+  rules.require(o.ep >= 1, "parallel.ep", "expected a degree >= 1, got ", o.ep, "; 1 switches the axis off");
+  rules.require(o.dp.value_or(1) >= 1, "parallel.dp", "expected a degree >= 1 or auto, got ",
+                o.dp.value_or(1));
+}
+
+/// Degrees are at least 1 here. Returns dp.
+int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
+  const int64_t world = facts.world_size, model = o.tp * o.cp * o.pp, expert = o.etp * o.ep * o.pp;
+  const int64_t dp = o.dp.value_or(std::max<int64_t>(world / model, 1));
+  rules.require(dp * model == world, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp,
+                ") x cp (", o.cp, ") x pp (", o.pp, ") is ", dp * model, ", expected the world size (", world,
+                "); ",
+                world % model == 0 ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
+                                   : str("start a multiple of ", model, " ranks"));
+  rules.require(world % expert == 0, "parallel.ep", "etp (", o.etp, ") x ep (", o.ep, ") x pp (", o.pp,
+                ") must divide the world size (", world, "); lower ep or start a multiple of ", expert,
+                " ranks");
+  return dp;
+}
+
+void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
+  if (o.ep == 1) return;
+  if (facts.num_experts == 0) {
+    return rules.require(false, "parallel.ep", "ep = ", o.ep,
+                         " but the model has no MoE layer; set ep: 1 or add a model.moe section");
+  }
+  if (o.ep > facts.num_experts) {
+    return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.num_experts, "), got ",
+                         o.ep, "; lower ep or raise num_experts");
+  }
+  rules.require(facts.num_experts % o.ep == 0, "parallel.ep", "ep (", o.ep, ") must divide num_experts (",
+                facts.num_experts, "); ", facts.num_experts % o.ep, " experts are left over");
+}
+
+void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
+  const int64_t per_pass = facts.micro_batch * dp;
+  if (per_pass <= 0) return;  // micro_batch < 1 is reported where it is parsed
+  rules.require(facts.global_batch >= 1 && facts.global_batch % per_pass == 0, "train.global_batch",
+                "expected a multiple of micro_batch (", facts.micro_batch, ") x dp (", dp, ") = ", per_pass,
+                ", because accumulation = global_batch / (micro_batch x dp) must be whole; got ",
+                facts.global_batch, "; change global_batch, micro_batch or the number of ranks");
+}
+
+}  // namespace
+
+ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts& facts,
+                              const ConfigNode& origins, ConfigErrors& errors) {
+  Rules rules(origins, errors);
+  check_degrees(options, rules);
+  const bool positive = options.tp >= 1 && options.cp >= 1 && options.pp >= 1 && options.etp >= 1 &&
+                        options.ep >= 1 && options.dp.value_or(1) >= 1;
+  if (!positive) return {};  // the products below would say nothing more
+  const int64_t dp = check_world(options, facts, rules);
+  check_experts(options, facts, rules);
+  check_batch(dp, facts, rules);
+  if (rules.failed()) return {};
+  ParallelLayout layout;
+  layout.tp = static_cast<int>(options.tp);
+  layout.cp = static_cast<int>(options.cp);
+  layout.pp = static_cast<int>(options.pp);
+  layout.dp = static_cast<int>(dp);
+  layout.etp = static_cast<int>(options.etp);
+  layout.ep = static_cast<int>(options.ep);
+  layout.edp = facts.world_size / (layout.etp * layout.ep * layout.pp);
+  return layout;
+}
+
+namespace {
+
+int degree(const ParallelLayout& layout, Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return layout.tp;
+    case Axis::cp:
+      return layout.cp;
+    case Axis::dp:
+      return layout.dp;
+    case Axis::pp:
+      return layout.pp;
+    case Axis::etp:
+      return layout.etp;
+    case Axis::ep:
+      return layout.ep;
+    case Axis::edp:
+      return layout.edp;
+  }
+  return 1;
+}
+
+}  // namespace
+
+Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
+    : world_(std::move(world)), layout_(layout) {
+  const int size = world_->size(), rank = world_->rank();
+  SHOAL_CHECK(layout.tp * layout.cp * layout.dp * layout.pp == size &&
+                  layout.etp * layout.ep * layout.edp * layout.pp == size,
+              "Mesh: tp ", layout.tp, " x cp ", layout.cp, " x dp ", layout.dp, " x pp ", layout.pp,
+              " and etp ", layout.etp, " x ep ", layout.ep, " x edp ", layout.edp, " x pp ", layout.pp,
+              " must both equal the world size ", size);
+  const Axis dense[] = {Axis::tp, Axis::cp, Axis::dp, Axis::pp};
+  const Axis expert[] = {Axis::etp, Axis::ep, Axis::edp};  // pp is the dense grid's
+  auto add_axes = [&](std::span<const Axis> axes) {
+    int stride = 1;
+    for (const Axis axis : axes) {
+      const int n = degree(layout_, axis), index = rank / stride % n;
+      coords_[axis] = {index, n};
+      // The color is the lowest rank of the group: all coordinates but this one.
+      comms_[static_cast<size_t>(axis)] = n == 1
+                                              ? make_single_communicator()->split(0, 0, axis_name(axis))
+                                              : world_->split(rank - index * stride, index, axis_name(axis));
+      stride *= n;
+    }
+  };
+  add_axes(dense);
+  add_axes(expert);
+}
+
+}  // namespace shoal

@@ -1,0 +1,469 @@
+#include "parallel/mpi_communicator.h"
+
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "core/base/log.h"
+#include "core/nn/placement.h"
+#include "parallel/checked_communicator.h"
+#include "parallel/reduce_parts.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr int kMaxTag = 32767;  // what MPI guarantees
+constexpr auto kPatience = std::chrono::seconds(60);         // then a warning says who waits for whom
+constexpr auto kBusyTime = std::chrono::milliseconds(20);  // then waiting gives the core away
+
+bool checks_enabled() {
+  const char* value = std::getenv("SHOAL_CHECK_COLLECTIVES");
+  return value != nullptr && std::strcmp(value, "0") != 0 && *value != '\0';
+}
+
+/// The MPI communicator and what is common to all calls on it.
+struct MpiGroup {
+  MpiGroup() = default;
+  MpiGroup(const MpiGroup&) = delete;
+  MpiGroup& operator=(const MpiGroup&) = delete;
+  ~MpiGroup() {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    // While an exception unwinds the peers may be gone, and the job is about to be aborted.
+    if (comm != MPI_COMM_NULL && finalized == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
+  }
+  std::string where(const std::string& call) const {
+    return str(call, " [", name, ", rank ", rank, " of ", size, "]");
+  }
+  void check(int code, const char* function, const std::string& call) const {
+    if (code == MPI_SUCCESS) return;
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0;
+    MPI_Error_string(code, text.data(), &length);
+    throw Error(str(where(call), ": ", function, " failed: ", text.data()));
+  }
+
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0, size = 1;
+  std::string name;
+  uint64_t num_calls = 0;
+};
+
+/// One call in flight: up to three stages, each a set of messages; between them the arithmetic.
+class MpiCall {
+ public:
+  MpiCall(std::shared_ptr<MpiGroup> group, CollectiveCall call)
+      : group_(std::move(group)), call_(std::move(call)), number_(group_->num_calls++) {
+    tag_ = static_cast<int>(number_ % kMaxTag);
+  }
+  /// Posts the first messages.
+  void begin() { next_stage(); }
+  /// Moves on as far as possible without blocking; true when done.
+  bool progress();
+  bool done() const { return done_; }
+  std::string text() const { return str(group_->where(call_.signature.text()), ", call ", number_); }
+  std::string missing() const;
+
+ private:
+  const CollectiveSignature& signature() const { return call_.signature; }
+  int rank() const { return group_->rank; }
+  int size() const { return group_->size; }
+  int64_t part_bytes() const { return signature().count * dtype_size(signature().dtype); }
+  std::byte* in(int64_t offset) const { return call_.in.bytes() + offset; }
+  std::byte* out(int64_t offset) const { return call_.out.bytes() + offset; }
+
+  void send(const std::byte* data, int64_t bytes, int peer);
+  void receive(std::byte* data, int64_t bytes, int peer);
+  void check_received(int code);
+  void next_stage();
+  void start_all_reduce();
+  void piece_of(int r, int64_t* begin_bytes, int64_t* bytes) const;
+  void exchange_parts_to_scratch(int64_t own_bytes, const std::vector<int64_t>& offsets,
+                                 const std::vector<int64_t>& bytes);
+  void reduce_scratch(const std::byte* own, std::byte* to, int64_t bytes);
+  void gather_pieces();
+  void start_all_gather();
+  void start_all_to_all();
+  void start_barrier_round();
+  void start_broadcast();
+  void send_to_children();
+
+  std::shared_ptr<MpiGroup> group_;
+  CollectiveCall call_;
+  uint64_t number_;
+  int tag_ = 0, stage_ = 0;
+  bool done_ = false;
+  Tensor scratch_;
+  std::vector<MPI_Request> requests_;
+  struct Expected {
+    int peer;
+    int bytes;  // of a receive; -1 for a send
+  };
+  std::vector<Expected> expected_;
+  std::vector<MPI_Status> statuses_;
+};
+
+void MpiCall::send(const std::byte* data, int64_t bytes, int peer) {
+  for (int64_t done = 0; done < bytes; done += mpi_limits().chunk_bytes) {
+    const int count = static_cast<int>(std::min(bytes - done, mpi_limits().chunk_bytes));
+    requests_.push_back(MPI_REQUEST_NULL);
+    expected_.push_back({peer, -1});
+    group_->check(MPI_Isend(data + done, count, MPI_BYTE, peer, tag_, group_->comm, &requests_.back()),
+                  "MPI_Isend", signature().text());
+  }
+}
+
+void MpiCall::receive(std::byte* data, int64_t bytes, int peer) {
+  for (int64_t done = 0; done < bytes; done += mpi_limits().chunk_bytes) {
+    const int count = static_cast<int>(std::min(bytes - done, mpi_limits().chunk_bytes));
+    requests_.push_back(MPI_REQUEST_NULL);
+    expected_.push_back({peer, count});
+    group_->check(MPI_Irecv(data + done, count, MPI_BYTE, peer, tag_, group_->comm, &requests_.back()),
+                  "MPI_Irecv", signature().text());
+  }
+}
+
+void MpiCall::check_received(int code) {
+  for (size_t i = 0; i < requests_.size(); i++) {
+    if (code == MPI_ERR_IN_STATUS) {
+      group_->check(statuses_[i].MPI_ERROR, expected_[i].bytes < 0 ? "a send to" : "a receive from",
+                    str(text(), ", peer ", expected_[i].peer));
+    }
+    if (expected_[i].bytes < 0) continue;
+    int got = 0;
+    MPI_Get_count(&statuses_[i], MPI_BYTE, &got);
+    SHOAL_CHECK(got == expected_[i].bytes, text(), ": rank ", expected_[i].peer, " sent ", got,
+                " bytes, expected ", expected_[i].bytes,
+                "; run with SHOAL_CHECK_COLLECTIVES=1 to see which calls differ");
+  }
+  group_->check(code == MPI_ERR_IN_STATUS ? MPI_SUCCESS : code, "MPI_Testall", text());
+}
+
+bool MpiCall::progress() {
+  while (!done_) {
+    if (!requests_.empty()) {
+      int complete = 0;
+      statuses_.resize(requests_.size());
+      const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
+                                   statuses_.data());
+      if (code == MPI_SUCCESS && complete == 0) return false;
+      check_received(code);
+      requests_.clear();
+      expected_.clear();
+    }
+    next_stage();
+  }
+  return true;
+}
+
+std::string MpiCall::missing() const {
+  std::string peers;
+  for (size_t i = 0; i < requests_.size(); i++) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    peers += str(peers.empty() ? "" : ", ", expected_[i].bytes < 0 ? "send to " : "receive from ",
+                 expected_[i].peer);
+  }
+  return peers;
+}
+
+void MpiCall::next_stage() {
+  const int stage = stage_++;
+  const CollectiveKind kind = signature().kind;
+  if (kind == CollectiveKind::all_reduce && stage == 0) return start_all_reduce();
+  if (kind == CollectiveKind::all_reduce && stage == 1) return gather_pieces();
+  if (kind == CollectiveKind::all_gather && stage == 0) return start_all_gather();
+  if (kind == CollectiveKind::all_to_all && stage == 0) return start_all_to_all();
+  if (kind == CollectiveKind::broadcast && stage == 0) return start_broadcast();
+  if (kind == CollectiveKind::broadcast && stage == 1) return send_to_children();
+  if (kind == CollectiveKind::barrier && 1 << stage < size()) return start_barrier_round();
+  if (kind == CollectiveKind::reduce_scatter) {
+    if (stage == 0) {
+      std::vector<int64_t> offsets, bytes(static_cast<size_t>(size()), part_bytes());
+      for (int r = 0; r < size(); r++) offsets.push_back(r * part_bytes());
+      return exchange_parts_to_scratch(part_bytes(), offsets, bytes);
+    }
+    reduce_scratch(in(rank() * part_bytes()), out(0), part_bytes());
+  }
+  done_ = true;
+  scratch_ = {};
+  call_.in = call_.out = {};  // an operation that is done keeps no tensor alive
+}
+
+/// Piece r of the tensor is reduced by rank r.
+void MpiCall::piece_of(int r, int64_t* begin_bytes, int64_t* bytes) const {
+  const ShardRange range = shard_range(signature().count, {r, size()});
+  *begin_bytes = range.begin * dtype_size(signature().dtype);
+  *bytes = (range.end - range.begin) * dtype_size(signature().dtype);
+}
+
+/// Sends part r of `in` to rank r and receives the own part of every other rank into scratch.
+void MpiCall::exchange_parts_to_scratch(int64_t own_bytes, const std::vector<int64_t>& offsets,
+                                        const std::vector<int64_t>& bytes) {
+  scratch_ = Tensor::empty({(size() - 1) * own_bytes}, DType::u8);
+  for (int i = 1; i < size(); i++) {
+    const int from = (rank() + i) % size();
+    receive(scratch_.bytes() + (i - 1) * own_bytes, own_bytes, from);
+  }
+  for (int i = 1; i < size(); i++) {
+    const int to = (rank() + size() - i) % size();
+    send(in(offsets[static_cast<size_t>(to)]), bytes[static_cast<size_t>(to)], to);
+  }
+}
+
+/// Sums the own part and the received ones in rank order.
+void MpiCall::reduce_scratch(const std::byte* own, std::byte* to, int64_t bytes) {
+  std::vector<const std::byte*> parts(static_cast<size_t>(size()), own);
+  for (int i = 1; i < size(); i++)
+    parts[static_cast<size_t>((rank() + i) % size())] = scratch_.bytes() + (i - 1) * bytes;
+  reduce_parts(signature().dtype, signature().op, parts, to, bytes / dtype_size(signature().dtype));
+}
+
+/// Small tensors: everyone gets everything and sums it (one round). Large ones: rank r sums piece r, then the
+/// pieces are gathered (two rounds, each of the size of the tensor).
+void MpiCall::start_all_reduce() {
+  if (size() * part_bytes() <= mpi_limits().small_reduce_bytes) {
+    const auto n = static_cast<size_t>(size());
+    return exchange_parts_to_scratch(part_bytes(), std::vector<int64_t>(n, 0),
+                                     std::vector<int64_t>(n, part_bytes()));
+  }
+  std::vector<int64_t> offsets(static_cast<size_t>(size())), bytes(offsets.size());
+  for (int r = 0; r < size(); r++)
+    piece_of(r, &offsets[static_cast<size_t>(r)], &bytes[static_cast<size_t>(r)]);
+  exchange_parts_to_scratch(bytes[static_cast<size_t>(rank())], offsets, bytes);
+}
+
+void MpiCall::gather_pieces() {
+  if (size() * part_bytes() <= mpi_limits().small_reduce_bytes)
+    return reduce_scratch(in(0), out(0), part_bytes());
+  int64_t begin = 0, bytes = 0;
+  piece_of(rank(), &begin, &bytes);
+  reduce_scratch(in(begin), out(begin), bytes);
+  for (int i = 1; i < size(); i++) {
+    const int from = (rank() + i) % size();
+    int64_t from_begin = 0, from_bytes = 0;
+    piece_of(from, &from_begin, &from_bytes);
+    receive(out(from_begin), from_bytes, from);
+  }
+  for (int i = 1; i < size(); i++) send(out(begin), bytes, (rank() + size() - i) % size());
+}
+
+void MpiCall::start_all_gather() {
+  for (int i = 1; i < size(); i++) {
+    const int from = (rank() + i) % size();
+    receive(out(from * part_bytes()), part_bytes(), from);
+  }
+  for (int i = 1; i < size(); i++) send(in(0), part_bytes(), (rank() + size() - i) % size());
+  std::byte* own = out(rank() * part_bytes());
+  if (part_bytes() > 0 && own != in(0)) std::memcpy(own, in(0), static_cast<size_t>(part_bytes()));
+}
+
+void MpiCall::start_all_to_all() {
+  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
+  const int64_t row_bytes = call_.row_bytes();
+  std::vector<int64_t> send_at(n), recv_at(n);
+  std::exclusive_scan(call_.send_rows.begin(), call_.send_rows.end(), send_at.begin(), int64_t{0});
+  std::exclusive_scan(call_.recv_rows.begin(), call_.recv_rows.end(), recv_at.begin(), int64_t{0});
+  SHOAL_CHECK(call_.send_rows[me] == call_.recv_rows[me], text(), ": sends ", call_.send_rows[me],
+              " rows to itself but expects ", call_.recv_rows[me]);
+  for (size_t i = 1; i < n; i++) {
+    const size_t from = (me + i) % n;
+    receive(out(recv_at[from] * row_bytes), call_.recv_rows[from] * row_bytes, static_cast<int>(from));
+  }
+  for (size_t i = 1; i < n; i++) {
+    const size_t to = (me + n - i) % n;
+    send(in(send_at[to] * row_bytes), call_.send_rows[to] * row_bytes, static_cast<int>(to));
+  }
+  if (const int64_t bytes = call_.send_rows[me] * row_bytes; bytes > 0)
+    std::memcpy(out(recv_at[me] * row_bytes), in(send_at[me] * row_bytes), static_cast<size_t>(bytes));
+}
+
+/// Dissemination: in round i every rank signals the one 2^i further on.
+void MpiCall::start_barrier_round() {
+  if (!scratch_.defined()) scratch_ = Tensor::zeros({2}, DType::u8);
+  const int distance = 1 << (stage_ - 1);
+  receive(scratch_.bytes(), 1, (rank() + size() - distance) % size());
+  send(scratch_.bytes() + 1, 1, (rank() + distance) % size());
+}
+
+/// Binomial tree, ranks counted from the root: the parent of v is v without its lowest bit.
+void MpiCall::start_broadcast() {
+  const int v = (rank() + size() - signature().root) % size();
+  if (v != 0) receive(out(0), part_bytes(), ((v & (v - 1)) + signature().root) % size());
+}
+
+void MpiCall::send_to_children() {
+  const int v = (rank() + size() - signature().root) % size();
+  int lowest = v == 0 ? size() : v & -v;
+  for (int bit = 1; bit < lowest && v + bit < size(); bit <<= 1)
+    send(out(0), part_bytes(), (v + bit + signature().root) % size());
+}
+
+/// All calls in flight. Waiting for one moves all of them, because the rank that this one waits for may
+/// itself be waiting for another.
+std::vector<std::shared_ptr<MpiCall>>& open_calls() {
+  static auto* calls = new std::vector<std::shared_ptr<MpiCall>>;
+  return *calls;
+}
+
+void progress_all() {
+  auto& calls = open_calls();
+  for (size_t i = 0; i < calls.size(); i++) calls[i]->progress();
+  std::erase_if(calls, [](const auto& call) { return call->done(); });
+}
+
+void wait_for(const MpiCall& call) {
+  using Clock = std::chrono::steady_clock;
+  if (call.done()) return;
+  const Clock::time_point begin = Clock::now();
+  bool warned = false;
+  for (int64_t turn = 1;; turn++) {
+    progress_all();
+    if (call.done()) return;
+    if (turn % 64 != 0) continue;
+    const auto waited = Clock::now() - begin;
+    if (waited < kBusyTime) {
+      sched_yield();
+    } else {
+      // A long wait (another rank reads data or saves): do not burn a core.
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    if (waited > kPatience && !std::exchange(warned, true))
+      log::warn("waiting for ", kPatience.count(), " s in ", call.text(), ": open are ", call.missing());
+  }
+}
+
+struct MpiWork final : Work::Impl {
+  explicit MpiWork(std::shared_ptr<MpiCall> call) : call(std::move(call)) {}
+  void wait() override { wait_for(*call); }
+  bool test() override {
+    progress_all();
+    return call->done();
+  }
+  std::shared_ptr<MpiCall> call;
+};
+
+class MpiCommunicator final : public CheckedCommunicator {
+ public:
+  explicit MpiCommunicator(std::shared_ptr<MpiGroup> group)
+      : CheckedCommunicator(group->rank, group->size, group->name), group_(std::move(group)) {}
+
+  void barrier() override {
+    if (size() > 1) start(CollectiveCall{}).wait();
+  }
+  std::shared_ptr<Communicator> split(int color, int key, const std::string& name) override;
+
+ protected:
+  Work start(CollectiveCall call) override {
+    static const bool checks = checks_enabled();
+    if (checks) compare(call);
+    return begin(std::move(call));
+  }
+
+ private:
+  Work begin(CollectiveCall call) {
+    auto started = std::make_shared<MpiCall>(group_, std::move(call));
+    started->begin();
+    if (!started->done()) open_calls().push_back(started);
+    return Work(std::make_unique<MpiWork>(started));
+  }
+  void compare(const CollectiveCall& call);
+  void compare_rows(const Tensor& all, int64_t width) const;
+
+  std::shared_ptr<MpiGroup> group_;
+};
+
+constexpr int64_t kSignatureWidth = 5;
+
+CollectiveSignature unpack_signature(const int64_t* v) {
+  return {static_cast<CollectiveKind>(v[0]), static_cast<DType>(v[1]), static_cast<ReduceOp>(v[2]),
+          static_cast<int>(v[3]), v[4]};
+}
+
+/// Gathers every rank's signature (and the counts of an all_to_all) and compares.
+void MpiCommunicator::compare(const CollectiveCall& call) {
+  const CollectiveSignature& s = call.signature;
+  const int64_t width = kSignatureWidth + 2 * size();
+  std::vector<int64_t> mine = {static_cast<int64_t>(s.kind), static_cast<int64_t>(s.dtype),
+                               static_cast<int64_t>(s.op), s.root, s.count};
+  mine.insert(mine.end(), call.send_rows.begin(), call.send_rows.end());
+  mine.insert(mine.end(), call.recv_rows.begin(), call.recv_rows.end());
+  mine.resize(static_cast<size_t>(width));
+  CollectiveCall gather;
+  gather.signature = {CollectiveKind::all_gather, DType::i64, ReduceOp::sum, 0, width};
+  gather.in = Tensor::from(mine, {width});
+  gather.out = Tensor::empty({size(), width}, DType::i64);
+  const Tensor all = gather.out;
+  begin(std::move(gather)).wait();
+  const CollectiveSignature first = unpack_signature(all.data<int64_t>());
+  for (int r = 1; r < size(); r++) {
+    const CollectiveSignature other = unpack_signature(all.data<int64_t>() + r * width);
+    if (!(first == other)) throw Error(mismatch_message(name(), group_->num_calls / 2, 0, first, r, other));
+  }
+  if (s.kind == CollectiveKind::all_to_all) compare_rows(all, width);
+}
+
+void MpiCommunicator::compare_rows(const Tensor& all, int64_t width) const {
+  const int64_t* rows = all.data<int64_t>() + kSignatureWidth;
+  for (int from = 0; from < size(); from++) {
+    for (int to = 0; to < size(); to++) {
+      const int64_t sent = rows[from * width + to], wanted = rows[to * width + size() + from];
+      if (sent != wanted)
+        throw Error(row_mismatch_message(name(), group_->num_calls / 2, from, sent, to, wanted));
+    }
+  }
+}
+
+std::shared_ptr<MpiGroup> adopt(MPI_Comm comm, const std::string& name) {
+  auto group = std::make_shared<MpiGroup>();
+  group->comm = comm;
+  group->name = name;
+  group->check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", name);
+  group->check(MPI_Comm_rank(comm, &group->rank), "MPI_Comm_rank", name);
+  group->check(MPI_Comm_size(comm, &group->size), "MPI_Comm_size", name);
+  return group;
+}
+
+std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key, const std::string& name) {
+  // MPI_Comm_split blocks without moving our calls in flight: enter it only when all ranks are about to.
+  if (size() > 1) {
+    CollectiveCall call;
+    call.signature.kind = CollectiveKind::split;
+    static const bool checks = checks_enabled();
+    if (checks) compare(call);
+    call.signature.kind = CollectiveKind::barrier;
+    begin(std::move(call)).wait();
+  }
+  SHOAL_CHECK(color >= 0, "split [", this->name(), "]: expected color >= 0, got ", color);
+  MPI_Comm part = MPI_COMM_NULL;
+  group_->check(MPI_Comm_split(group_->comm, color, key, &part), "MPI_Comm_split", "split()");
+  return std::make_shared<MpiCommunicator>(adopt(part, name));
+}
+
+}  // namespace
+
+MpiLimits& mpi_limits() {
+  static MpiLimits limits;
+  return limits;
+}
+
+size_t num_open_mpi_calls() {
+  return open_calls().size();
+}
+
+std::shared_ptr<Communicator> make_mpi_world() {
+  MPI_Comm world = MPI_COMM_NULL;
+  const int code = MPI_Comm_dup(MPI_COMM_WORLD, &world);
+  SHOAL_CHECK(code == MPI_SUCCESS, "MPI_Comm_dup of MPI_COMM_WORLD failed with code ", code);
+  return std::make_shared<MpiCommunicator>(adopt(world, "world"));
+}
+
+}  // namespace shoal
