@@ -56,11 +56,11 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
 int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
   const int64_t world = facts.world_size, model = o.tp * o.cp * o.pp, expert = o.etp * o.ep * o.pp;
   const int64_t dp = o.dp.value_or(std::max<int64_t>(world / model, 1));
-  rules.require(dp * model == world, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp,
-                ") x cp (", o.cp, ") x pp (", o.pp, ") is ", dp * model, ", expected the world size (", world,
-                "); ",
-                world % model == 0 ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
-                                   : str("start a multiple of ", model, " ranks"));
+  rules.require(
+      dp * model == world, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp, ") x cp (",
+      o.cp, ") x pp (", o.pp, ") is ", dp * model, ", expected the world size (", world, "); ",
+      world % model == 0 ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
+                         : str("start a multiple of ", model, " ranks"));
   rules.require(world % expert == 0, "parallel.ep", "etp (", o.etp, ") x ep (", o.ep, ") x pp (", o.pp,
                 ") must divide the world size (", world, "); lower ep or start a multiple of ", expert,
                 " ranks");

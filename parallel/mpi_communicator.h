@@ -18,7 +18,7 @@ std::shared_ptr<Communicator> make_mpi_world();
 
 /// Limits, equal on all ranks; tests lower them to reach the paths of large tensors with small ones.
 struct MpiLimits {
-  int64_t chunk_bytes = int64_t{1} << 30;        // one MPI message; counts are int, so < 2^31
+  int64_t chunk_bytes = int64_t{1} << 30;          // one MPI message; counts are int, so < 2^31
   int64_t small_reduce_bytes = int64_t{32} << 10;  // size() * bytes up to which all_reduce gathers everything
 };
 MpiLimits& mpi_limits();
