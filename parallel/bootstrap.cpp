@@ -24,6 +24,8 @@ namespace {
 
 /// How long a rank with a UsageError waits to learn whether all ranks have the same one.
 constexpr auto kAgreementTime = std::chrono::seconds(2);
+/// From printing a message to the abort.
+constexpr auto kPrintTime = std::chrono::milliseconds(300);
 
 /// The variable as a number, or `absent`. A Slurm list like "4(x2),1" counts as its first number.
 int env_int(const char* name, int absent) {
@@ -136,6 +138,8 @@ void report(MPI_Comm agreement, int rank, int size, const Failure& failure) {
     return;
   }
   print_error(rank, size, failure.message);
+  // mpirun drops what is still in its pipes when a job aborts.
+  std::this_thread::sleep_for(kPrintTime);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(failure.code));
 }
 

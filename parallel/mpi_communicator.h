@@ -13,7 +13,8 @@ namespace shoal {
 
 /// MPI_COMM_WORLD, duplicated. MPI must have been started (see bootstrap.h). Collective.
 /// With SHOAL_CHECK_COLLECTIVES=1 in the environment every call is first compared between the ranks of its
-/// group, so that a mismatch is an Error that names both calls instead of a hang.
+/// group, so that a mismatch is an Error that names both calls instead of a hang; starting a call then waits
+/// for all ranks.
 std::shared_ptr<Communicator> make_mpi_world();
 
 /// Limits, equal on all ranks; tests lower them to reach the paths of large tensors with small ones.

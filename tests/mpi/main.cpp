@@ -1,0 +1,48 @@
+// main of the tests that run under mpirun: rank 0 prints, any failed rank fails the run. An exception is not
+// caught by GoogleTest, because the other ranks would go on without this one: it ends the job.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "parallel/bootstrap.h"
+#include "tests/mpi/mpi_world.h"
+
+namespace {
+
+std::shared_ptr<shoal::Communicator> world;
+
+/// Other ranks print only what fails.
+class FailurePrinter final : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    std::cerr << "[rank " << world->rank() << "] " << result.file_name() << ':' << result.line_number()
+              << ": " << result.message() << std::endl;
+  }
+};
+
+}  // namespace
+
+const std::shared_ptr<shoal::Communicator>& shoal::testing::mpi_world() {
+  return world;
+}
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  GTEST_FLAG_SET(catch_exceptions, false);
+  return shoal::run_world([&](const std::shared_ptr<shoal::Communicator>& started) {
+    if (const char* probe = std::getenv("SHOAL_TEST_PROBE")) return shoal::testing::run_probe(probe, started);
+    world = started;
+    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+    if (world->rank() != 0) {
+      delete listeners.Release(listeners.default_result_printer());
+      listeners.Append(new FailurePrinter);
+    }
+    const bool failed = RUN_ALL_TESTS() != 0;
+    const int64_t num_failed = world->sum(int64_t{failed ? 1 : 0});
+    if (num_failed > 0 && world->rank() == 0) std::cerr << num_failed << " ranks failed" << std::endl;
+    world.reset();
+    return num_failed > 0 ? 1 : 0;
+  });
+}

@@ -1,0 +1,167 @@
+#include "parallel/mesh.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal {
+namespace {
+
+std::vector<std::string> problems(const ParallelOptions& options, const LayoutFacts& facts,
+                                  const std::string& yaml = "") {
+  ConfigErrors errors;
+  const ConfigNode origins = yaml.empty() ? ConfigNode{} : load_yaml_text(yaml, "exp.yaml", errors);
+  resolve_layout(options, facts, origins, errors);
+  return errors.messages();
+}
+
+ParallelLayout resolved(const ParallelOptions& options, const LayoutFacts& facts) {
+  ConfigErrors errors;
+  const ParallelLayout layout = resolve_layout(options, facts, ConfigNode{}, errors);
+  errors.throw_if_any();
+  return layout;
+}
+
+ParallelOptions with_ep(int64_t ep) {
+  ParallelOptions options;
+  options.ep = ep;
+  return options;
+}
+
+TEST(ResolveLayout, FillsInDpAndEdpFromTheWorld) {
+  const LayoutFacts facts{.world_size = 8, .num_experts = 16, .global_batch = 32, .micro_batch = 2};
+  const ParallelLayout layout = resolved(with_ep(4), facts);
+  EXPECT_EQ(layout.dp, 8);
+  EXPECT_EQ(layout.ep, 4);
+  EXPECT_EQ(layout.edp, 2);
+  EXPECT_EQ(resolved(with_ep(8), facts).edp, 1);
+  EXPECT_EQ(resolved(ParallelOptions{}, facts).edp, 8);
+}
+
+TEST(ResolveLayout, RefusesLaterAxesByName) {
+  ParallelOptions options;
+  options.tp = 2;
+  options.etp = 2;
+  const auto messages = problems(options, {.world_size = 2, .num_experts = 0, .global_batch = 8},
+                                 "parallel:\n  tp: 2\n  etp: 2\n");
+  ASSERT_EQ(messages.size(), 2U);
+  EXPECT_EQ(messages[0], "config parallel.tp (exp.yaml:2:7): tp = 2 is not in this version; set it to 1");
+  EXPECT_EQ(messages[1], "config parallel.etp (exp.yaml:3:8): etp = 2 is not in this version; set it to 1");
+  options = {};
+  options.cp = options.pp = 2;
+  EXPECT_EQ(problems(options, {.world_size = 4}).size(), 2U);
+}
+
+TEST(ResolveLayout, NamesTheProductThatDoesNotFitTheWorld) {
+  ParallelOptions options;
+  options.dp.value = 3;
+  const auto messages = problems(options, {.world_size = 4, .num_experts = 0, .global_batch = 12});
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_EQ(
+      messages[0],
+      "config parallel.dp (default): dp (3) x tp (1) x cp (1) x pp (1) is 3, expected the world size (4); "
+      "set dp: auto or 4, or start 3 ranks");
+}
+
+TEST(ResolveLayout, ReportsEveryViolatedRuleAtOnce) {
+  ParallelOptions options = with_ep(3);
+  options.dp.value = 2;
+  const auto messages =
+      problems(options, {.world_size = 4, .num_experts = 8, .global_batch = 7, .micro_batch = 2},
+               "parallel: {dp: 2, ep: 3}\ntrain: {global_batch: 7}\n");
+  ASSERT_EQ(messages.size(), 4U);
+  EXPECT_NE(messages[0].find("expected the world size (4)"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[1].find("must divide the world size (4)"), std::string::npos) << messages[1];
+  EXPECT_EQ(
+      messages[2],
+      "config parallel.ep (exp.yaml:1:23): ep (3) must divide num_experts (8); 2 experts are left over");
+  EXPECT_EQ(messages[3],
+            "config train.global_batch (exp.yaml:2:23): expected a multiple of micro_batch (2) x dp (2) = 4, "
+            "because accumulation = global_batch / (micro_batch x dp) must be whole; got 7; change "
+            "global_batch, micro_batch or the number of ranks");
+}
+
+TEST(ResolveLayout, RefusesExpertParallelismWithoutEnoughExperts) {
+  const auto none = problems(with_ep(2), {.world_size = 2, .num_experts = 0, .global_batch = 2});
+  ASSERT_EQ(none.size(), 1U);
+  EXPECT_NE(none[0].find("ep = 2 but the model has no MoE layer"), std::string::npos);
+  const auto few = problems(with_ep(4), {.world_size = 4, .num_experts = 2, .global_batch = 4});
+  ASSERT_EQ(few.size(), 1U);
+  EXPECT_NE(few[0].find("expected at most num_experts (2), got 4; lower ep or raise num_experts"),
+            std::string::npos);
+}
+
+TEST(ResolveLayout, RefusesDegreesBelowOne) {
+  ParallelOptions options = with_ep(0);
+  options.tp = -1;
+  options.dp.value = 0;
+  const auto messages = problems(options, {.world_size = 4});
+  ASSERT_EQ(messages.size(), 3U);
+  EXPECT_NE(messages[0].find("expected a degree >= 1, got -1"), std::string::npos);
+}
+
+// EMP-05: a batch that cannot be cut into one part per rank is refused at start, with the numbers.
+TEST(ResolveLayout, EMP05RefusesFewerSequencesThanRanks) {
+  const auto messages =
+      problems(with_ep(4), {.world_size = 4, .num_experts = 8, .global_batch = 1, .micro_batch = 1});
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_NE(messages[0].find("expected a multiple of micro_batch (1) x dp (4) = 4"), std::string::npos);
+}
+
+TEST(ParallelOptions, HasTheAllToAllDispatcherByDefaultAndParses) {
+  ParallelOptions options;
+  EXPECT_EQ(options.dispatcher.kind, "all_to_all");
+  ConfigErrors errors;
+  const ConfigNode node =
+      load_yaml_text("{dp: 2, ep: 2, dispatcher: {kind: all_gather}, bucket_mb: 0.5}", "exp.yaml", errors);
+  parse_fields(
+      node, "parallel", [&](FieldVisitor& v) { options.fields(v); }, errors);
+  errors.throw_if_any();
+  EXPECT_EQ(options.dp.value, 2);
+  EXPECT_EQ(options.ep, 2);
+  EXPECT_EQ(options.dispatcher.kind, "all_gather");
+  EXPECT_EQ(options.bucket_mb, 0.5);
+}
+
+TEST(Mesh, PutsConsecutiveRanksIntoAnExpertGroup) {
+  run_ranks(8, [](const std::shared_ptr<Communicator>& world) {
+    ParallelLayout layout;
+    layout.dp = 8;
+    layout.ep = 4;
+    layout.edp = 2;
+    const Mesh mesh(world, layout);
+    const int rank = world->rank();
+    EXPECT_EQ(mesh.coords()[Axis::dp].index, rank);
+    EXPECT_EQ(mesh.coords()[Axis::ep].index, rank % 4);
+    EXPECT_EQ(mesh.coords()[Axis::ep].size, 4);
+    EXPECT_EQ(mesh.coords()[Axis::edp].index, rank / 4);
+    EXPECT_EQ(mesh.comm(Axis::ep).size(), 4);
+    EXPECT_EQ(mesh.comm(Axis::ep).rank(), rank % 4);
+    EXPECT_EQ(mesh.comm(Axis::ep).name(), "ep");
+    EXPECT_EQ(mesh.comm(Axis::ep).min(int64_t{rank}), rank / 4 * 4);
+    EXPECT_EQ(mesh.comm(Axis::edp).sum(int64_t{rank}), rank % 4 * 2 + 4);
+    EXPECT_EQ(mesh.comm(Axis::tp).size(), 1);
+    EXPECT_EQ(mesh.comm(Axis::pp).name(), "pp");
+    EXPECT_EQ(mesh.tokens().size(), 8);
+  });
+}
+
+TEST(Mesh, ArrangesBothGridsOverAllAxes) {
+  run_ranks(8, [](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh(world, {.tp = 2, .cp = 1, .dp = 2, .pp = 2, .etp = 1, .ep = 4, .edp = 1});
+    const int rank = world->rank();
+    EXPECT_EQ(mesh.coords()[Axis::tp].index, rank % 2);
+    EXPECT_EQ(mesh.coords()[Axis::dp].index, rank / 2 % 2);
+    EXPECT_EQ(mesh.coords()[Axis::pp].index, rank / 4);
+    EXPECT_EQ(mesh.comm(Axis::dp).sum(int64_t{rank}), 2 * (rank / 4 * 4 + rank % 2) + 2);
+    EXPECT_EQ(mesh.comm(Axis::pp).sum(int64_t{rank}), 2 * (rank % 4) + 4);
+    EXPECT_EQ(mesh.comm(Axis::ep).max(int64_t{rank}), rank / 4 * 4 + 3);
+  });
+}
+
+TEST(Mesh, RefusesALayoutThatDoesNotFitTheWorld) {
+  EXPECT_THROW(
+      Mesh(make_single_communicator(), {.tp = 1, .cp = 1, .dp = 2, .pp = 1, .etp = 1, .ep = 2, .edp = 1}),
+      Error);
+}
+
+}  // namespace
+}  // namespace shoal
