@@ -94,6 +94,8 @@ class Reader {
     if (text.size() > 120) text = text.substr(0, 120) + "...";
     return text;
   }
+  /// In quotes, with control characters escaped.
+  static std::string quoted(const std::string& text) { return excerpt(json(text)); }
   /// The member, or null when it is absent.
   static const json& member(const json& object, const char* key) {
     static const json none;
@@ -178,7 +180,7 @@ class Reader {
     const int64_t id = read_id(id_value, where);
     const auto [place, fresh] = texts_.emplace(id, text);
     if (!fresh && place->second != text) {
-      refuse(where, str("id ", id, " belongs to both '", place->second, "' and '", text, "'"));
+      refuse(where, str("id ", id, " belongs to both ", quoted(place->second), " and ", quoted(text)));
     }
     if (where == "model.vocab") vocab_.emplace(text, static_cast<int32_t>(id));
   }
@@ -192,7 +194,7 @@ class Reader {
         refuse("added_tokens", "content: expected a text, got " + excerpt(content));
       const auto& text = content.get_ref<const std::string&>();
       if (text.find('\0') != std::string::npos) refuse("added_tokens", "content: expected no NUL characters");
-      const std::string where = str("added_tokens '", text, "'");
+      const std::string where = str("added_tokens ", quoted(text));
       for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
         if (!is_flag(item, flag, false, false)) refuse(where, str(flag, " is not supported"));
       }
@@ -217,8 +219,8 @@ class Reader {
     std::vector<bool> added(texts_.size());
     for (const auto& [id, text] : texts_) {
       if (id >= size)
-        refuse("model.vocab",
-               str("ids must be 0..", size - 1, " for ", size, " tokens, but '", text, "' has id ", id));
+        refuse("model.vocab", str("ids must be 0..", size - 1, " for ", size, " tokens, but ", quoted(text),
+                                  " has id ", id));
     }
     for (const auto& token : model_.added) added[static_cast<size_t>(token.id)] = true;
     std::array<bool, 256> have_byte{};
@@ -229,7 +231,8 @@ class Reader {
         continue;
       }
       if (text.empty() || !characters_to_bytes(text, bytes)) {
-        refuse("model.vocab", str("token '", text, "' (id ", id, ") has characters that stand for no byte"));
+        refuse("model.vocab",
+               str("token ", quoted(text), " (id ", id, ") has characters that stand for no byte"));
       }
       if (bytes.size() == 1) have_byte[static_cast<unsigned char>(bytes[0])] = true;
     }
@@ -253,7 +256,7 @@ class Reader {
         const auto& text = item.get_ref<const std::string&>();
         const size_t space = text.find(' ');
         if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-          refuse(where, "expected two tokens with one space between, got '" + text + "'");
+          refuse(where, "expected two tokens with one space between, got " + quoted(text));
         }
         left = text.substr(0, space);
         right = text.substr(space + 1);
@@ -271,7 +274,7 @@ class Reader {
 
   int32_t token_of(const std::string& text, const std::string& where) const {
     const auto found = vocab_.find(text);
-    if (found == vocab_.end()) refuse(where, "'" + text + "' is not in model.vocab");
+    if (found == vocab_.end()) refuse(where, quoted(text) + " is not in model.vocab");
     return found->second;
   }
 
