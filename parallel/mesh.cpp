@@ -1,5 +1,7 @@
 #include "parallel/mesh.h"
 
+#include <numeric>
+
 #include "parallel/moe/dispatcher.h"
 
 namespace shoal {
@@ -13,7 +15,11 @@ void ParallelOptions::fields(FieldVisitor& v) {
   v("tp", tp, "tensor parallel ranks per replica (1 in this version)", at_least(1));
   v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", at_least(1));
   v("pp", pp, "pipeline stages (1 in this version)", at_least(1));
-  v("ep", ep, "expert parallel ranks: each holds num_experts / ep experts of every MoE layer", at_least(1));
+  v("ep", ep,
+    "expert parallel ranks: each holds num_experts / ep experts of every MoE layer; auto: the largest number "
+    "that "
+    "divides both the experts and the ranks",
+    at_least(1));
   v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", at_least(1));
   v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
            "how token rows reach the ranks of their experts");
@@ -47,45 +53,53 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
     rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
     rules.require(degree <= 1, path, key, " = ", degree, " is not in this version; set it to 1");
   }
-  rules.require(o.ep >= 1, "parallel.ep", "expected a degree >= 1, got ", o.ep, "; 1 switches the axis off");
+  rules.require(o.ep.value_or(1) >= 1, "parallel.ep", "expected a degree >= 1 or auto, got ",
+                o.ep.value_or(1), "; 1 switches the axis off");
   rules.require(o.dp.value_or(1) >= 1, "parallel.dp", "expected a degree >= 1 or auto, got ",
                 o.dp.value_or(1));
 }
 
+/// The largest ep that divides both the world and the experts.
+int64_t resolve_ep(const ParallelOptions& o, const LayoutFacts& facts) {
+  return o.ep.value_or(facts.num_experts == 0 ? 1 : std::gcd<int64_t>(facts.world_size, facts.num_experts));
+}
+
 /// Degrees are at least 1 here. Returns dp.
 int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
-  const int64_t world = facts.world_size, model = o.tp * o.cp * o.pp, expert = o.etp * o.ep * o.pp;
+  const int64_t world = facts.world_size, model = o.tp * o.cp * o.pp, ep = resolve_ep(o, facts),
+                expert = o.etp * ep * o.pp;
   const int64_t dp = o.dp.value_or(std::max<int64_t>(world / model, 1));
   rules.require(
       dp * model == world, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp, ") x cp (",
       o.cp, ") x pp (", o.pp, ") is ", dp * model, ", expected the world size (", world, "); ",
       world % model == 0 ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
                          : str("start a multiple of ", model, " ranks"));
-  rules.require(world % expert == 0, "parallel.ep", "etp (", o.etp, ") x ep (", o.ep, ") x pp (", o.pp,
+  rules.require(world % expert == 0, "parallel.ep", "etp (", o.etp, ") x ep (", ep, ") x pp (", o.pp,
                 ") must divide the world size (", world, "); lower ep or start a multiple of ", expert,
                 " ranks");
   return dp;
 }
 
 void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
-  if (o.ep == 1) return;
+  const int64_t ep = resolve_ep(o, facts);
+  if (ep == 1) return;
   if (facts.num_experts == 0) {
-    return rules.require(false, "parallel.ep", "ep = ", o.ep,
+    return rules.require(false, "parallel.ep", "ep = ", ep,
                          " but the model has no MoE layer; set ep: 1 or add a model.moe section");
   }
-  if (o.ep > facts.num_experts) {
+  if (ep > facts.num_experts) {
     return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.num_experts, "), got ",
-                         o.ep, "; lower ep or raise num_experts");
+                         ep, "; lower ep or raise num_experts");
   }
-  rules.require(facts.num_experts % o.ep == 0, "parallel.ep", "ep (", o.ep, ") must divide num_experts (",
-                facts.num_experts, "); ", facts.num_experts % o.ep, " experts are left over");
+  rules.require(facts.num_experts % ep == 0, "parallel.ep", "ep (", ep, ") must divide num_experts (",
+                facts.num_experts, "); ", facts.num_experts % ep, " experts are left over");
 }
 
 void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
-  const int64_t per_pass = facts.micro_batch * dp;
+  const int64_t micro_batch = facts.micro_batch == 0 ? 1 : facts.micro_batch, per_pass = micro_batch * dp;
   if (per_pass <= 0) return;  // micro_batch < 1 is reported where it is parsed
-  rules.require(facts.global_batch >= 1 && facts.global_batch % per_pass == 0, "train.global_batch",
-                "expected a multiple of micro_batch (", facts.micro_batch, ") x dp (", dp, ") = ", per_pass,
+  rules.require(facts.global_batch >= 1 && facts.global_batch % per_pass == 0, "data.global_batch",
+                "expected a multiple of micro_batch (", micro_batch, ") x dp (", dp, ") = ", per_pass,
                 ", because accumulation = global_batch / (micro_batch x dp) must be whole; got ",
                 facts.global_batch, "; change global_batch, micro_batch or the number of ranks");
 }
@@ -97,7 +111,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   Rules rules(origins, errors);
   check_degrees(options, rules);
   const bool positive = options.tp >= 1 && options.cp >= 1 && options.pp >= 1 && options.etp >= 1 &&
-                        options.ep >= 1 && options.dp.value_or(1) >= 1;
+                        options.ep.value_or(1) >= 1 && options.dp.value_or(1) >= 1;
   if (!positive) return {};  // the products below would say nothing more
   const int64_t dp = check_world(options, facts, rules);
   check_experts(options, facts, rules);
@@ -109,7 +123,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   layout.pp = static_cast<int>(options.pp);
   layout.dp = static_cast<int>(dp);
   layout.etp = static_cast<int>(options.etp);
-  layout.ep = static_cast<int>(options.ep);
+  layout.ep = static_cast<int>(resolve_ep(options, facts));
   layout.edp = facts.world_size / (layout.etp * layout.ep * layout.pp);
   return layout;
 }

@@ -18,7 +18,8 @@ namespace shoal {
 /// The `parallel:` section of a config.
 struct ParallelOptions {
   AutoInt dp;  // auto: world / (tp * cp * pp)
-  int64_t tp = 1, cp = 1, pp = 1, etp = 1, ep = 1;
+  int64_t tp = 1, cp = 1, pp = 1, etp = 1;
+  AutoInt ep{1};          // auto: the largest divisor of the world that divides the number of experts
   Choice dispatcher;      // DispatcherRegistry; default all_to_all
   double bucket_mb = 25;  // gradients are reduced in buckets of this size
   ParallelOptions();
@@ -35,7 +36,7 @@ struct LayoutFacts {
   int world_size = 1;
   int64_t num_experts = 0;   // 0: no MoE layer
   int64_t global_batch = 1;  // sequences per optimizer step
-  int64_t micro_batch = 1;   // sequences per rank and forward pass
+  int64_t micro_batch = 1;   // sequences per rank and forward pass; 0: auto
 };
 
 /// Fills in what is `auto`. Every violated rule is added to `errors` with its numbers and what to change;

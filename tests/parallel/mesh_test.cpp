@@ -22,7 +22,7 @@ ParallelLayout resolved(const ParallelOptions& options, const LayoutFacts& facts
 
 ParallelOptions with_ep(int64_t ep) {
   ParallelOptions options;
-  options.ep = ep;
+  options.ep.value = ep;
   return options;
 }
 
@@ -34,6 +34,26 @@ TEST(ResolveLayout, FillsInDpAndEdpFromTheWorld) {
   EXPECT_EQ(layout.edp, 2);
   EXPECT_EQ(resolved(with_ep(8), facts).edp, 1);
   EXPECT_EQ(resolved(ParallelOptions{}, facts).edp, 8);
+}
+
+TEST(ResolveLayout, AutoEpIsTheLargestDivisorOfExpertsAndRanks) {
+  ParallelOptions options;
+  options.ep.value.reset();
+  auto ep = [&](int world, int64_t experts) {
+    return resolved(options,
+                    {.world_size = world, .num_experts = experts, .global_batch = 24, .micro_batch = 0})
+        .ep;
+  };
+  EXPECT_EQ(ep(1, 8), 1);
+  EXPECT_EQ(ep(2, 8), 2);
+  EXPECT_EQ(ep(6, 8), 2);
+  EXPECT_EQ(ep(8, 6), 2);
+  EXPECT_EQ(ep(4, 0), 1);
+}
+
+TEST(ResolveLayout, BatchMustDivideByRanksWhenMicroBatchIsAuto) {
+  EXPECT_EQ(problems({}, {.world_size = 3, .num_experts = 0, .global_batch = 8, .micro_batch = 0}).size(),
+            1U);
 }
 
 TEST(ResolveLayout, RefusesLaterAxesByName) {
@@ -66,7 +86,7 @@ TEST(ResolveLayout, ReportsEveryViolatedRuleAtOnce) {
   options.dp.value = 2;
   const auto messages =
       problems(options, {.world_size = 4, .num_experts = 8, .global_batch = 7, .micro_batch = 2},
-               "parallel: {dp: 2, ep: 3}\ntrain: {global_batch: 7}\n");
+               "parallel: {dp: 2, ep: 3}\ndata: {global_batch: 7}\n");
   ASSERT_EQ(messages.size(), 4U);
   EXPECT_NE(messages[0].find("expected the world size (4)"), std::string::npos) << messages[0];
   EXPECT_NE(messages[1].find("must divide the world size (4)"), std::string::npos) << messages[1];
@@ -74,7 +94,7 @@ TEST(ResolveLayout, ReportsEveryViolatedRuleAtOnce) {
       messages[2],
       "config parallel.ep (exp.yaml:1:23): ep (3) must divide num_experts (8); 2 experts are left over");
   EXPECT_EQ(messages[3],
-            "config train.global_batch (exp.yaml:2:23): expected a multiple of micro_batch (2) x dp (2) = 4, "
+            "config data.global_batch (exp.yaml:2:23): expected a multiple of micro_batch (2) x dp (2) = 4, "
             "because accumulation = global_batch / (micro_batch x dp) must be whole; got 7; change "
             "global_batch, micro_batch or the number of ranks");
 }
@@ -116,7 +136,7 @@ TEST(ParallelOptions, HasTheAllToAllDispatcherByDefaultAndParses) {
       node, "parallel", [&](FieldVisitor& v) { options.fields(v); }, errors);
   errors.throw_if_any();
   EXPECT_EQ(options.dp.value, 2);
-  EXPECT_EQ(options.ep, 2);
+  EXPECT_EQ(options.ep.value, 2);
   EXPECT_EQ(options.dispatcher.kind, "all_gather");
   EXPECT_EQ(options.bucket_mb, 0.5);
 }
