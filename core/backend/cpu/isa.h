@@ -9,7 +9,7 @@
 // CMake compiles it with SHOAL_ISA_scalar, SHOAL_ISA_avx2 and SHOAL_ISA_avx512. Only the code between the two
 // macros is compiled for the set: headers stay portable, so no inline function of theirs can end up in the
 // program with instructions that the machine lacks. Therefore nothing may be included inside, except
-// vector_math.inc, which is written for it.
+// the .inc files of this folder, which are written for it.
 #pragma once
 
 #include "core/tensor/kernel.h"
