@@ -52,8 +52,9 @@ struct ConfigNode::Entry {
   Origin key_origin;
   ConfigNode value;
   bool shorthand = false;  // `kind`, written as `router: top_k`
-  bool for_default_kind =
-      false;  // from below a map that sets `kind`, itself without one: dropped for another kind
+  // Came from an extended file that leaves `kind` to the default, under a map that sets it: it holds only
+  // when that kind is the default one.
+  bool for_default_kind = false;
 };
 
 /// Which values a field accepts; checked when a config is parsed, printed in the schema and by --explain.
@@ -180,16 +181,20 @@ Origin origin_of(const ConfigNode& root, std::string_view path);
 void parse_fields(const ConfigNode& node, const std::string& path,
                   const std::function<void(FieldVisitor&)>& fields, ConfigErrors& errors);
 
-/// Reads YAML (1.2 scalars) with `extends: other.yaml` (relative to the file; maps are merged key by key,
-/// lists and scalars replaced) and ${env:VAR:-default} in scalars. Problems go to `errors`. Limits: 1 MiB per
-/// file, depth 64, no aliases.
+/// Reads YAML (1.2 scalars). `extends: other.yaml`, or a list, is relative to the file: maps are merged key
+/// by key, lists and scalars replaced, and a choice of another kind starts without the options of the old
+/// one.
+/// ${env:VAR:-default} and ${env:VAR} are expanded in scalars, $$ is a dollar sign. Problems go to `errors`;
+/// the result is always a map. Limits: 1 MiB per file, depth 64, 64 files, no aliases, anchors or tags.
 ConfigNode load_yaml_file(const std::string& path, ConfigErrors& errors);
 ConfigNode load_yaml_text(const std::string& text, const std::string& source, ConfigErrors& errors);
 
-/// Applies "a.b.c=value" (value is YAML) on top of a tree. A leading "--" is accepted.
+/// Applies "a.b.c=value" (value is YAML) on top of a tree, as a file that extends it would; list items are
+/// a.0.b. A leading "--" is accepted. A broken assignment changes nothing.
 void apply_override(ConfigNode& root, const std::string& assignment, ConfigErrors& errors);
 
-/// The resolved config as YAML. With `origins` each line ends with "# origin".
+/// The resolved config as YAML that reads back to the same values. With `origins`, the tree that was parsed,
+/// each value is followed by "# file:line:column", "# command line" or "# default".
 std::string print_fields(const std::function<void(FieldVisitor&)>& fields,
                          const ConfigNode* origins = nullptr);
 /// JSON Schema (draft 2020-12) of the struct.

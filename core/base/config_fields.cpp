@@ -72,6 +72,7 @@ class Describer final : public FieldVisitor {
   template <class T, class F>
   void add_list(const Field& f, FieldType type, const std::vector<T>& values, F text_of) {
     std::vector<std::string> texts;
+    texts.reserve(values.size());
     for (const auto& value : values) texts.push_back(text_of(value));
     add(f, type, std::move(texts)).is_list = true;
   }

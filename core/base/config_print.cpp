@@ -87,6 +87,7 @@ class Printer final : public FieldVisitor {
   template <class T, class F>
   void list(const Field& f, const std::vector<T>& items, F text_of) {
     std::vector<std::string> texts;
+    texts.reserve(items.size());
     for (const auto& item : items) texts.push_back(text_of(item));
     value(f, "[" + join(texts, ", ") + "]");
   }

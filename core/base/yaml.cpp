@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <unordered_map>
 
 #include "core/base/config_fields.h"
 #include "core/base/config_scalar.h"
@@ -90,11 +91,15 @@ class TreeBuilder final : public YAML::EventHandler {
     if (!positions_) return Origin{source_, 0, 0};
     offset = std::min(offset, text_.size());
     const auto next = std::upper_bound(line_starts_.begin(), line_starts_.end(), offset);
-    const size_t start = *(next - 1);
-    const auto is_first_byte = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
-    const auto column = std::count_if(text_.begin() + static_cast<std::ptrdiff_t>(start),
-                                      text_.begin() + static_cast<std::ptrdiff_t>(offset), is_first_byte);
-    return Origin{source_, static_cast<int>(next - line_starts_.begin()), static_cast<int>(column) + 1};
+    // Events come in text order: counting goes on where it stopped, so that one long line costs linear time.
+    if (offset < counted_to_ || *(next - 1) > counted_to_) {
+      counted_to_ = *(next - 1);
+      column_ = 1;
+    }
+    for (; counted_to_ < offset; counted_to_++) {
+      if ((static_cast<unsigned char>(text_[counted_to_]) & 0xC0) != 0x80) column_++;
+    }
+    return Origin{source_, static_cast<int>(next - line_starts_.begin()), column_};
   }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -147,6 +152,7 @@ class TreeBuilder final : public YAML::EventHandler {
     bool have_key = false, repeated = false;
     std::string key;
     Origin key_origin;
+    std::unordered_map<std::string, size_t> places;  // key -> index of its entry
   };
 
   static size_t offset_of(const YAML::Mark& mark) { return mark.pos > 0 ? static_cast<size_t>(mark.pos) : 0; }
@@ -231,16 +237,14 @@ class TreeBuilder final : public YAML::EventHandler {
       throw Unreadable{offset, here(), "expected a plain key, got an empty one"};
     }
     Frame& top = frames_.back();
-    const ConfigNode::Entry* first = nullptr;
-    for (const auto& entry : top.node.entries) {
-      if (entry.key == key.scalar) first = &entry;
-    }
+    const auto [place, fresh] = top.places.emplace(key.scalar, top.node.entries.size());
     top.have_key = true;
-    top.repeated = first != nullptr;
+    top.repeated = !fresh;
     top.key = std::move(key.scalar);
     top.key_origin = key.origin;
-    if (first) {
-      const std::string where = positions_ ? str("; first at ", first->key_origin.text()) : "";
+    if (!fresh) {
+      const Origin& first = top.node.entries[place->second].key_origin;
+      const std::string where = positions_ ? str("; first at ", first.text()) : "";
       errors_.add(here(), top.key_origin, str("duplicate key", where));
     }
   }
@@ -265,6 +269,8 @@ class TreeBuilder final : public YAML::EventHandler {
   std::string path_;
   ConfigErrors& errors_;
   std::vector<size_t> line_starts_;
+  mutable size_t counted_to_ = 0;
+  mutable int column_ = 1;  // at counted_to_
   std::vector<Frame> frames_;
   int documents_ = 0;
 };
