@@ -138,7 +138,9 @@ TEST(Adamw, AZeroGradientStillDecaysMomentsAndWeights) {
   for (Parameter* p : toy.parameters()) p->leaf.grad.set_zero();
   adamw->step(0.1, 1);
   adamw->visit_state([&](const std::string& name, Parameter& q, const Tensor& s) {
-    if (name == "m" && q.name == "matrix") EXPECT_NEAR(to_doubles(s)[3], 0.9 * m[3], 1e-15);
+    if (name == "m" && q.name == "matrix") {
+      EXPECT_NEAR(to_doubles(s)[3], 0.9 * m[3], 1e-15);
+    }
   });
   EXPECT_NE(to_doubles(toy.parameters()[0]->value)[3], before);
 }
