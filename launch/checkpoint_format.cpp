@@ -64,6 +64,12 @@ int64_t get_size(const json& object, const char* key) {
   return size;
 }
 
+const json& get_list(const json& object, const char* key) {
+  const json& list = object.at(key);
+  if (!list.is_array()) throw Error(str(key, ": expected a list, got ", list.type_name()));
+  return list;
+}
+
 uint32_t get_crc(const json& value) {
   const auto crc = parse_hex(value.get_ref<const std::string&>());
   if (!crc) throw Error("crc32c: expected 8 hexadecimal digits, got '" + value.get<std::string>() + "'");
@@ -71,8 +77,8 @@ uint32_t get_crc(const json& value) {
 }
 
 Shape get_shape(const json& object, const char* key) {
-  const json& list = object.at(key);
-  if (!list.is_array() || list.size() > static_cast<size_t>(Shape::kMaxDims))
+  const json& list = get_list(object, key);
+  if (list.size() > static_cast<size_t>(Shape::kMaxDims))
     throw Error(str(key, ": expected a list of at most ", Shape::kMaxDims, " sizes"));
   std::vector<int64_t> sizes;
   int64_t product = 1;
@@ -93,7 +99,7 @@ FileRecord get_file(const json& object) {
   file.name = object.at("name").get<std::string>();
   file.bytes = get_size(object, "bytes");
   file.crc = get_crc(object.at("crc32c"));
-  for (const json& block : object.at("blocks")) file.block_crcs.push_back(get_crc(block));
+  for (const json& block : get_list(object, "blocks")) file.block_crcs.push_back(get_crc(block));
   return file;
 }
 
@@ -104,7 +110,7 @@ TensorRecord get_tensor(const json& object) {
   if (!dtype) throw Error(str("tensor ", tensor.name, ": unknown dtype ", object.at("dtype").dump()));
   tensor.dtype = *dtype;
   tensor.shape = get_shape(object, "shape");
-  for (const json& item : object.at("pieces")) {
+  for (const json& item : get_list(object, "pieces")) {
     PieceRecord piece;
     piece.file = item.at("file").get<std::string>();
     piece.offset = get_size(item, "offset");
@@ -122,8 +128,8 @@ Manifest from_json(const json& root) {
   manifest.world = get_size(root, "world");
   if (get_size(root, "block_bytes") != kBlockBytes)
     throw Error(str("block_bytes: expected ", kBlockBytes, ", got ", root.at("block_bytes").dump()));
-  for (const json& item : root.at("files")) manifest.files.push_back(get_file(item));
-  for (const json& item : root.at("tensors")) manifest.tensors.push_back(get_tensor(item));
+  for (const json& item : get_list(root, "files")) manifest.files.push_back(get_file(item));
+  for (const json& item : get_list(root, "tensors")) manifest.tensors.push_back(get_tensor(item));
   return manifest;
 }
 

@@ -166,6 +166,12 @@ class MemoryFile {
   MemoryFile& operator=(const MemoryFile&) = delete;
   ~MemoryFile() { close(descriptor_); }
   std::string path() const { return str("/proc/self/fd/", descriptor_); }
+  /// Fails when a limit on the size of files (ulimit -f) is below `bytes`: libhdf5 must not run into it,
+  /// because after a failed write it crashes when the program ends.
+  void try_size(int64_t bytes) const {
+    if (ftruncate(descriptor_, bytes) != 0 || ftruncate(descriptor_, 0) != 0)
+      throw FileError("checkpoint layout", str("make a file of ", bytes, " bytes"), errno);
+  }
   int64_t size() const { return lseek(descriptor_, 0, SEEK_END); }
   std::string read(int64_t begin, int64_t end) const {
     std::string bytes(static_cast<size_t>(end - begin), '\0');
@@ -187,6 +193,11 @@ class MemoryFile {
 
 ShardLayout make_shard_layout(const std::vector<DatasetSpec>& datasets) {
   const MemoryFile memory;
+  // A generous bound: headers, attributes and alignment of a dataset, its link and its groups.
+  int64_t bound = int64_t{1} << 20;
+  for (const DatasetSpec& spec : datasets)
+    bound += spec.bytes() + 8192 + 2 * static_cast<int64_t>(spec.path.size());
+  memory.try_size(bound);
   ShardLayout layout;
   layout.offsets = create_file(memory.path(), datasets);
   layout.file_bytes = memory.size();
