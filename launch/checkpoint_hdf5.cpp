@@ -1,16 +1,12 @@
 #include "launch/checkpoint_hdf5.h"
 
-#include <fcntl.h>
 #include <hdf5.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <mutex>
 #include <set>
 
-#include "launch/durable_file.h"
+#include "launch/hdf5_sparse_file.h"
 
 namespace shoal {
 
@@ -132,14 +128,16 @@ int64_t create_dataset(hid_t file, const DatasetSpec& spec, hid_t creation) {
   return static_cast<int64_t>(offset);
 }
 
-std::vector<int64_t> create_file(const std::string& path, const std::vector<DatasetSpec>& datasets) {
+std::vector<int64_t> create_file(SparseBytes& bytes, const std::vector<DatasetSpec>& datasets) {
   const std::lock_guard lock(hdf5_mutex);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // failures are reported by exceptions, not on stderr
   const Handle access = properties(H5P_FILE_ACCESS), file_creation = properties(H5P_FILE_CREATE);
+  check(use_sparse_file(access, bytes), "H5Pset_driver");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "H5Pset_libver_bounds");
   check(H5Pset_alignment(access, 4096, 4096), "H5Pset_alignment");
   check(H5Pset_obj_track_times(file_creation, false), "H5Pset_obj_track_times");
-  Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, file_creation, access), H5Fclose, "creating the file");
+  Handle file(H5Fcreate("checkpoint-shard", H5F_ACC_TRUNC, file_creation, access), H5Fclose,
+              "creating the file");
   const Handle group_creation = properties(H5P_GROUP_CREATE), creation = properties(H5P_DATASET_CREATE);
   check(H5Pset_obj_track_times(group_creation, false), "H5Pset_obj_track_times");
   check(H5Pset_obj_track_times(creation, false), "H5Pset_obj_track_times");
@@ -156,51 +154,13 @@ std::vector<int64_t> create_file(const std::string& path, const std::vector<Data
   return offsets;
 }
 
-// A file in memory; the ranges of the datasets stay holes that take no memory.
-class MemoryFile {
- public:
-  MemoryFile() : descriptor_(memfd_create("checkpoint-layout", MFD_CLOEXEC)) {
-    if (descriptor_ < 0) throw FileError("checkpoint layout", "create a file in memory", errno);
-  }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  ~MemoryFile() { close(descriptor_); }
-  std::string path() const { return str("/proc/self/fd/", descriptor_); }
-  /// Fails when a limit on the size of files (ulimit -f) is below `bytes`: libhdf5 must not run into it,
-  /// because after a failed write it crashes when the program ends.
-  void try_size(int64_t bytes) const {
-    if (ftruncate(descriptor_, bytes) != 0 || ftruncate(descriptor_, 0) != 0)
-      throw FileError("checkpoint layout", str("make a file of ", bytes, " bytes"), errno);
-  }
-  int64_t size() const { return lseek(descriptor_, 0, SEEK_END); }
-  std::string read(int64_t begin, int64_t end) const {
-    std::string bytes(static_cast<size_t>(end - begin), '\0');
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t got = pread(descriptor_, bytes.data() + done, bytes.size() - done,
-                                static_cast<off_t>(begin + static_cast<int64_t>(done)));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) throw FileError("checkpoint layout", "read from memory", got < 0 ? errno : EIO);
-      done += static_cast<size_t>(got);
-    }
-    return bytes;
-  }
-
- private:
-  int descriptor_;
-};
-
 }  // namespace
 
 ShardLayout make_shard_layout(const std::vector<DatasetSpec>& datasets) {
-  const MemoryFile memory;
-  // A generous bound: headers, attributes and alignment of a dataset, its link and its groups.
-  int64_t bound = int64_t{1} << 20;
-  for (const DatasetSpec& spec : datasets)
-    bound += spec.bytes() + 8192 + 2 * static_cast<int64_t>(spec.path.size());
-  memory.try_size(bound);
+  SparseBytes file;
   ShardLayout layout;
-  layout.offsets = create_file(memory.path(), datasets);
-  layout.file_bytes = memory.size();
+  layout.offsets = create_file(file, datasets);
+  layout.file_bytes = file.size();
   std::vector<std::pair<int64_t, int64_t>> taken;
   for (size_t i = 0; i < datasets.size(); i++)
     if (datasets[i].bytes() > 0)
@@ -211,7 +171,11 @@ ShardLayout make_shard_layout(const std::vector<DatasetSpec>& datasets) {
   for (const auto& [begin, next_end] : taken) {
     SHOAL_CHECK(begin >= end && next_end <= layout.file_bytes, "HDF5: dataset at [", begin, ", ", next_end,
                 ") overlaps other data or the end of the file (", layout.file_bytes, " bytes)");
-    if (begin > end) layout.metadata.emplace_back(end, memory.read(end, begin));
+    if (begin > end) {
+      std::string bytes(static_cast<size_t>(begin - end), '\0');
+      file.read(end, bytes.data(), begin - end);
+      layout.metadata.emplace_back(end, std::move(bytes));
+    }
     end = next_end;
   }
   return layout;

@@ -1,5 +1,5 @@
 // The HDF5 side of a checkpoint shard: libhdf5 lays the file out and writes its metadata, into memory; the
-// bytes of the datasets are written by checkpoint_shard.h. Only checkpoint_hdf5.cpp includes hdf5.h.
+// bytes of the datasets are written by checkpoint_shard.h.
 #pragma once
 
 #include <cstdint>
