@@ -38,11 +38,14 @@ class Function {
   virtual ~Function() = default;
   virtual const char* name() const = 0;
 
-  /// grad_outputs: one per forward output; undefined when nothing flowed into that output. A gradient may be
-  /// overwritten in place when is_sole_owner().
+  /// grad_outputs: one per forward output, of the output's shape; undefined when nothing flowed into that
+  /// output. A gradient may be overwritten in place when is_sole_owner().
   /// Returns one gradient per forward input: a new value that the tape may keep, or an undefined Tensor for
   /// "none" or "already accumulated into leaf_grad(i)".
   virtual std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) = 0;
+  /// Whether backward must run even when no gradient reached any output (recompute: uses of parameters inside
+  /// are open until then).
+  virtual bool runs_without_gradient() const { return false; }
 
  protected:
   /// Whether input i wants a gradient; valid in forward and backward.

@@ -8,18 +8,26 @@ namespace shoal {
 class RecomputeFunction final : public Function {
  public:
   explicit RecomputeFunction(RecomputeBody body) : body_(std::move(body)) {}
+  RecomputeFunction(const RecomputeFunction&) = delete;
+  RecomputeFunction& operator=(const RecomputeFunction&) = delete;
+  ~RecomputeFunction() override {
+    for (Leaf* leaf : counted_) leaf->uses_left--;
+  }
   const char* name() const override { return "recompute"; }
+  bool runs_without_gradient() const override { return true; }
 
   std::vector<Tensor> run_forward(const std::vector<Tensor>& inputs) {
     inputs_kept_.clear();
     for (const Tensor& t : inputs) inputs_kept_.push_back(t.detach());
-    const Tape dry(Tape::Mode::count_uses);
+    Tape dry(Tape::Mode::count_uses);
     std::vector<Tensor> outputs = body_(inputs_kept_);
+    counted_ = std::exchange(dry.counted_, {});
     for (Tensor& t : outputs) t = t.detach();
     return outputs;
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
+    counted_.clear();  // the inner tape closes these uses
     Tape inner(Tape::Mode::record, /*replay=*/true);
     // Each input is a leaf of the inner tape; its gradient is handed to the outer one.
     std::vector<Leaf> leaves(inputs_kept_.size());
@@ -60,6 +68,7 @@ class RecomputeFunction final : public Function {
  private:
   RecomputeBody body_;
   std::vector<Tensor> inputs_kept_;
+  std::vector<Leaf*> counted_;  // parameters used inside; their uses are open until backward
 };
 
 std::vector<Tensor> recompute(RecomputeBody body, const std::vector<Tensor>& inputs) {

@@ -33,7 +33,7 @@ Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const 
 }
 
 Tape::Tape(Mode mode, bool replay)
-    : id_(next_tape_id++), previous_(active_tape), mode_(mode), replay_(replay) {
+    : id_(next_tape_id++), previous_(active_tape), mode_(mode), replay_(replay || replaying()) {
   active_tape = this;
   if (replay_) replay_depth++;
 }
@@ -47,6 +47,7 @@ Tape::~Tape() {
       if (in.leaf != nullptr && !replay_) in.leaf->uses_left--;
     }
   }
+  for (Leaf* leaf : counted_) leaf->uses_left--;
 }
 
 Tape* Tape::active() {
@@ -70,18 +71,31 @@ bool Tape::prepare(Function& function, std::vector<GradRef> refs) {
     const bool wanted = refs[i].leaf != nullptr || refs[i].slot >= 0;
     any |= wanted;
     if (wanted && tape->mode_ == Mode::record) function.needs_ |= 1U << i;
-    if (refs[i].leaf != nullptr && !tape->replay_) refs[i].leaf->uses_left++;
   }
   function.inputs_ = std::move(refs);
   return any && tape->mode_ == Mode::record;
 }
 
+void Tape::count_uses(const Function& function) {
+  Tape* tape = active_tape;
+  if (tape == nullptr || tape->mode_ != Mode::count_uses || tape->replay_) return;
+  for (const GradRef& in : function.inputs_) {
+    if (in.leaf == nullptr) continue;
+    in.leaf->uses_left++;
+    tape->counted_.push_back(in.leaf);
+  }
+}
+
 void Tape::finish(std::unique_ptr<Function> function, std::vector<Tensor*> outputs,
                   const std::vector<const Tensor*>& inputs) {
-  Record record{std::move(function), {}, {}, {}};
+  for (const GradRef& in : function->inputs_) {
+    if (in.leaf != nullptr && !active_tape->replay_) in.leaf->uses_left++;
+  }
+  Record record{std::move(function), {}, {}, {}, {}};
   for (Tensor* output : outputs) {
     output->grad_ref = output->defined() && is_float(output->dtype()) ? active_tape->new_slot() : GradRef{};
     record.outputs.push_back(output->grad_ref);
+    record.output_shapes.push_back(output->shape());
   }
   for (const Tensor* input : inputs) {
     record.input_shapes.push_back(input->shape());
@@ -108,12 +122,13 @@ void Tape::deliver(const GradRef& to, const Tensor& grad, const Shape& shape, De
 }
 
 void Tape::run(Record& record) {
-  std::vector<Tensor> grad_outputs;
-  bool any = false;
-  for (const GradRef& output : record.outputs) {
-    grad_outputs.push_back(output.slot >= 0 ? std::exchange(slots_[static_cast<size_t>(output.slot)], {})
-                                            : Tensor{});
-    any |= grad_outputs.back().defined();
+  std::vector<Tensor> grad_outputs(record.outputs.size());
+  bool any = record.function->runs_without_gradient();
+  for (size_t o = 0; o < record.outputs.size(); o++) {
+    const int32_t slot = record.outputs[o].slot;
+    if (slot < 0 || !slots_[static_cast<size_t>(slot)].defined()) continue;
+    grad_outputs[o] = std::exchange(slots_[static_cast<size_t>(slot)], {}).view(record.output_shapes[o]);
+    any = true;
   }
   const std::vector<GradRef> inputs = record.function->inputs_;
   std::vector<Tensor> grads(inputs.size());

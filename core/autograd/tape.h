@@ -46,6 +46,7 @@ class Tape {
   struct Record {
     std::unique_ptr<Function> function;
     std::vector<GradRef> outputs;
+    std::vector<Shape> output_shapes;  // a consumer may have seen a view of another shape
     std::vector<Shape> input_shapes;
     std::vector<Device> input_devices;
   };
@@ -53,6 +54,9 @@ class Tape {
   Tape(Mode mode, bool replay);
   /// Fills the function's needs_ and inputs_; returns whether it must be recorded.
   static bool prepare(Function& function, std::vector<GradRef> refs);
+  /// After forward: one of the next two. Uses of leaves are counted here, so that a forward that throws
+  /// leaves no count behind.
+  static void count_uses(const Function& function);
   static void finish(std::unique_ptr<Function> function, std::vector<Tensor*> outputs,
                      const std::vector<const Tensor*>& inputs);
   GradRef new_slot();
@@ -65,6 +69,7 @@ class Tape {
   bool replay_;
   std::vector<Record> records_;
   std::vector<Tensor> slots_;
+  std::vector<Leaf*> counted_;  // Mode::count_uses: uses to take back unless recompute keeps them
 };
 
 /// No gradients are recorded on this thread while it lives.
@@ -92,6 +97,8 @@ auto apply(F function, const In&... inputs) {
       for (Tensor& t : result) outputs.push_back(&t);
     }
     Tape::finish(std::move(owned), std::move(outputs), {&inputs...});
+  } else {
+    Tape::count_uses(*owned);
   }
   return result;
 }

@@ -26,9 +26,9 @@ struct RouteSpec {
 /// What the auxiliary losses of one call need. Every sum runs over valid tokens only.
 ///   aux    = aux_coeff * E / total_tokens * sum_t sum_i f[g(t)][i] * p_ti,     f[g][i] = assignments of i in
 ///   g / (k * T_g) z_loss = z_coeff / total_tokens * sum_t logsumexp(logits_t)^2
-/// p: softmax over all experts, or score / sum of scores for the other kinds. g(t) is the token's balance
-/// group: its sequence, the micro-batch, or everything (f from outside). Groups weigh by their tokens, so
-/// padding and the split into micro-batches or ranks change nothing.
+/// p: softmax over all experts, or score / (sum of scores + 1e-20) for the other kinds. g(t) is the token's
+/// balance group: its sequence, the micro-batch, or everything (f from outside). Groups weigh by their
+/// tokens, so padding and the split into micro-batches or ranks change nothing.
 struct BalanceSpec {
   double aux_coeff = 0, z_coeff = 0;
   int64_t total_tokens = 1;      // valid tokens of the whole step, over all ranks and micro-batches
