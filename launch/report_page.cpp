@@ -98,8 +98,8 @@ tbody th{font-weight:400;color:var(--muted);white-space:nowrap}
 thead th{font-weight:600;white-space:nowrap}
 .mark,thead i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:8px;vertical-align:-1px}
 td small{margin-left:4px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,210px),1fr));gap:1px;background:var(--line);border:1px solid var(--line);border-radius:10px;overflow:hidden}
-.tiles div{background:var(--card);padding:9px 14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,210px),1fr));gap:1px;background:var(--card);border:1px solid var(--line);border-radius:10px;overflow:hidden}
+.tiles div{box-shadow:0 0 0 1px var(--line);padding:9px 14px}
 .tiles span{display:block;font-size:12.5px;color:var(--muted)}
 .tiles b{font-weight:600;font-size:18px;font-variant-numeric:tabular-nums}
 .tiles small{font-weight:400;font-size:12px}

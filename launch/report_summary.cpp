@@ -89,8 +89,8 @@ std::vector<SummaryRow> summary_rows() {
          const double tokens = last_value(r, "tokens");
          return std::isfinite(tokens) ? human_count(tokens) : "-";
        }},
-      {"training loss, last logged step", [](const RunData& r) { return last_point(r.points("loss")); }},
-      {"training loss, lowest logged", [](const RunData& r) { return lowest_point(r.points("loss")); }},
+      {"training loss, last", [](const RunData& r) { return last_point(r.points("loss")); }},
+      {"training loss, lowest", [](const RunData& r) { return lowest_point(r.points("loss")); }},
       {"evaluation loss, last", [](const RunData& r) { return last_point(r.eval_loss); }},
       {"evaluation loss, lowest", [](const RunData& r) { return lowest_point(r.eval_loss); }},
       {"tokens/s, median",
@@ -103,7 +103,7 @@ std::vector<SummaryRow> summary_rows() {
        [](const RunData& r) {
          return median_of(r, "mfu", [](double v) { return fixed(100 * v, 1) + " %"; });
        }},
-      {"training time, without evaluation and saving",
+      {"time in training steps",
        [](const RunData& r) {
          return r.training_seconds() > 0 ? human_duration(r.training_seconds()) : "-";
        }},
@@ -111,8 +111,7 @@ std::vector<SummaryRow> summary_rows() {
        [](const RunData& r) {
          return highest_of(r, "peak_bytes", [](double v) { return human_bytes(static_cast<int64_t>(v)); });
        }},
-      {"skipped steps (gradients not finite)",
-       [](const RunData& r) { return fixed(last_value(r, "skipped"), 0); }},
+      {"steps skipped (non-finite)", [](const RunData& r) { return fixed(last_value(r, "skipped"), 0); }},
   };
 }
 

@@ -56,7 +56,8 @@ std::vector<std::string> tick_labels(const std::vector<double>& ticks);
 
 /// Keeps the smallest and the largest value of each of max_points / 2 groups, in order; gaps stay.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
-/// Mean over the `window` points around each, fewer near both ends so that it lags nowhere; gaps stay.
+/// Mean over the `window` points around each, fewer at the start so that it does not lag there; gaps
+/// stay.
 std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
 
 /// Text for HTML and SVG, also in attributes: markup and quotes escaped, bytes that are no UTF-8 and control

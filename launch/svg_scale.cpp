@@ -129,8 +129,8 @@ std::vector<Point> smooth(const std::vector<Point>& points, size_t window) {
   std::vector<Point> out = points;
   for (size_t i = 0; i < points.size(); i++) {
     if (!std::isfinite(points[i].y)) continue;
-    const size_t half = std::min({window / 2, i, points.size() - 1 - i});
-    const size_t begin = i - half, end = i + half + 1;
+    const size_t half = std::min(window / 2, i);
+    const size_t begin = i - half, end = std::min(i + half + 1, points.size());
     out[i].y = (sums[end] - sums[begin]) / static_cast<double>(counts[end] - counts[begin]);
   }
   return out;

@@ -326,10 +326,11 @@ TEST(LineChart, CropsASteepStartAndSaysSo) {
 
 TEST(Smooth, IsACentredMeanThatSkipsGaps) {
   const auto line = smooth({{1, 1}, {2, 2}, {3, 9}, {4, 4}, {5, 5}}, 3);
-  EXPECT_EQ(line[0].y, 1) << "the ends have no neighbours on one side";
+  EXPECT_EQ(line[0].y, 1) << "the start has no neighbours before it";
   EXPECT_EQ(line[1].y, 4);
   EXPECT_EQ(line[2].y, 5);
-  EXPECT_EQ(line[4].y, 5);
+  EXPECT_EQ(line[3].y, 6);
+  EXPECT_EQ(line[4].y, 4.5);
   const auto gap = smooth({{1, 4}, {2, kNaN}, {3, 4}, {4, 6}, {5, 1}}, 3);
   EXPECT_TRUE(std::isnan(gap[1].y));
   EXPECT_EQ(gap[2].y, 5);
