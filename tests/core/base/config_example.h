@@ -99,6 +99,8 @@ std::vector<std::string> problems_of(const ConfigNode& node, Example& example);
 std::vector<std::string> problems_of(const std::string& text, Example& example);
 /// The one problem of the text; a test failure when there is not exactly one.
 std::string problem_of(const std::string& text);
+/// Whether a message reads "config PATH (exp.yaml:LINE:COLUMN): PROBLEM".
+bool names_place(const std::string& message);
 /// Parses a text that must be right.
 Example parsed(const std::string& text);
 

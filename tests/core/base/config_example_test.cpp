@@ -44,6 +44,20 @@ std::string problem_of(const std::string& text) {
   return problems.empty() ? "" : problems.front();
 }
 
+bool names_place(const std::string& message) {
+  const std::string file = "(exp.yaml:";
+  size_t at = message.find(file);
+  if (!message.starts_with("config ") || at == std::string::npos) return false;
+  at += file.size();
+  for (const char* after : {":", "): "}) {
+    const size_t end = message.find_first_not_of("0123456789", at);
+    if (end == std::string::npos || end == at || message[at] == '0') return false;
+    if (message.compare(end, std::string(after).size(), after) != 0) return false;
+    at = end + std::string(after).size();
+  }
+  return at < message.size();
+}
+
 Example parsed(const std::string& text) {
   Example example;
   const auto problems = problems_of(text, example);
@@ -54,6 +68,15 @@ Example parsed(const std::string& text) {
 TEST(ConfigExample, RegistersBothKinds) {
   EXPECT_TRUE(kTopKRegistered && kHashRegistered);
   EXPECT_EQ(GadgetRegistry::instance().names(), (std::vector<std::string>{"hash", "top_k"}));
+}
+
+TEST(ConfigExample, TellsMessagesWithAPlaceFromOthers) {
+  EXPECT_TRUE(names_place("config a.b (exp.yaml:3:14): wrong"));
+  EXPECT_TRUE(names_place("config (exp.yaml:1:1): wrong"));
+  for (const char* text : {"config a (exp.yaml:0:1): x", "config a (exp.yaml:1): x", "config a (exp.yaml): x",
+                           "config a (exp.yaml:1:): x", "a (exp.yaml:1:1): x", "config a (exp.yaml:1:1): "}) {
+    EXPECT_FALSE(names_place(text)) << text;
+  }
 }
 
 }  // namespace shoal::test

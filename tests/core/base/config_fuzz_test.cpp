@@ -1,7 +1,7 @@
 // Broken and mutated YAML: reading it never crashes, and every refusal says where.
 #include <gtest/gtest.h>
 
-#include <regex>
+#include <algorithm>
 
 #include "core/base/random.h"
 #include "core/base/text.h"
@@ -77,7 +77,6 @@ TEST(YamlFuzz, TheUnchangedTextIsRight) {
 }
 
 TEST(YamlFuzz, MutatedTextIsReadOrRefusedWithItsPlace) {
-  const std::regex place("^config [^\n]*\\(exp\\.yaml:[0-9]+:[0-9]+\\): .+", std::regex::extended);
   int refused = 0;
   for (uint64_t seed = 0; seed < 1500; seed++) {
     const std::string text = mutated(seed);
@@ -85,7 +84,7 @@ TEST(YamlFuzz, MutatedTextIsReadOrRefusedWithItsPlace) {
     const auto problems = problems_of(text, example);
     refused += problems.empty() ? 0 : 1;
     for (const auto& problem : problems) {
-      ASSERT_TRUE(std::regex_search(problem.substr(0, 300), place)) << "seed " << seed << "\n" << problem;
+      ASSERT_TRUE(names_place(problem)) << "seed " << seed << "\n" << problem;
     }
     if (!problems.empty()) continue;
     const std::string printed = print_fields(example.visitor());

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 
 #include "core/base/text.h"
 #include "tests/core/base/config_example.h"
@@ -170,9 +169,10 @@ TEST(Yaml, RefusesDeepNestingWithoutUsingTheStack) {
     Example example;
     const auto problems = problems_of(text, example);
     ASSERT_FALSE(problems.empty()) << text.substr(0, 40);
-    EXPECT_TRUE(std::regex_search(problems[0],
-                                  std::regex("exp.yaml:[0-9]+:[0-9]+\\): (nested deeper than 64|expected)")))
-        << problems[0];
+    EXPECT_TRUE(names_place(problems[0])) << problems[0];
+    const bool said = problems[0].find("nested deeper than 64 levels") != std::string::npos ||
+                      problems[0].find("expected a plain key") != std::string::npos;
+    EXPECT_TRUE(said) << problems[0];
   }
   ConfigErrors errors;
   load_yaml_text("a: " + repeated("[", 63) + repeated("]", 63), "exp.yaml", errors);
