@@ -23,6 +23,11 @@ Tensor gather_sharded(const Tensor& x, Communicator& group);
 /// Reduce-scatter of rows / all-gather: partial sums become row shards. Rows must divide by the group size.
 Tensor reduce_scatter(const Tensor& x, Communicator& group);
 
+/// Without gradients: the first row of each rank and the total, size() + 1 entries; and all ranks' rows,
+/// given these offsets. Block.
+std::vector<int64_t> gather_row_offsets(int64_t rows, Communicator& group);
+Tensor gather_all_rows(const Tensor& x, Communicator& group, const std::vector<int64_t>& offsets);
+
 /// An exchange of rows in flight. start and wait are two records on the tape: what is recorded between them
 /// overlaps with the exchange in forward and in backward (wait.backward starts the reverse exchange,
 /// start.backward finishes it).

@@ -1,0 +1,187 @@
+#include "parallel/grad_bucket.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/threads.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr int64_t kAlignElements = 16;           // gradients start on a 64-byte boundary
+constexpr int64_t kSumBlock = int64_t{1} << 14;  // elements of one partial sum, whatever the thread count
+
+int64_t aligned(int64_t elements) {
+  return (elements + kAlignElements - 1) / kAlignElements * kAlignElements;
+}
+
+DType grad_dtype(const Parameter& p) {
+  return p.value.dtype() == DType::f64 ? DType::f64 : DType::f32;
+}
+
+}  // namespace
+
+struct GradReducer::Bucket {
+  Communicator* group = nullptr;
+  DType dtype = DType::f32;
+  Device device;
+  int64_t num_elements = 0;
+  std::vector<Parameter*> parameters;
+  std::vector<int64_t> offsets;
+  std::vector<bool> ready;
+  size_t num_waiting = 0;  // parameters not ready yet
+  Tensor flat;
+  Work work;
+
+  int64_t bytes() const { return num_elements * dtype_size(dtype); }
+  void add(Parameter* p) {
+    parameters.push_back(p);
+    offsets.push_back(num_elements);
+    num_elements += aligned(p->value.numel());
+  }
+  void allocate() {
+    flat = Tensor::zeros({num_elements}, dtype, device);
+    for (size_t i = 0; i < parameters.size(); i++) {
+      Parameter& p = *parameters[i];
+      p.leaf.grad_dtype = dtype;
+      p.leaf.grad = flat.flat(offsets[i], p.value.numel()).view(p.value.shape());
+    }
+    ready.assign(parameters.size(), false);
+    num_waiting = parameters.size();
+  }
+};
+
+GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes)
+    : parameters_(parameters) {
+  SHOAL_CHECK(bucket_bytes > 0, "GradReducer: expected bucket_bytes > 0, got ", bucket_bytes);
+  // One bucket is open per kind; a bucket is reduced when its last parameter is ready, so buckets are
+  // numbered in the order in which they were closed.
+  std::map<std::pair<Grid, DType>, std::unique_ptr<Bucket>> open;
+  auto close = [&](std::unique_ptr<Bucket>& bucket) { buckets_.push_back(std::move(bucket)); };
+  for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
+    Parameter* p = *it;
+    SHOAL_CHECK(p->placement.grid == Grid::dense || p->placement.shard_axis == Axis::ep,
+                "GradReducer: ", p->name,
+                " is in the expert grid but not sharded over ep, so no axis has all its gradients");
+    const DType dtype = grad_dtype(*p);
+    std::unique_ptr<Bucket>& bucket = open[{p->placement.grid, dtype}];
+    const int64_t bytes = aligned(p->value.numel()) * dtype_size(dtype);
+    if (bucket && bucket->bytes() + bytes > bucket_bytes) close(bucket);
+    if (!bucket) {
+      bucket = std::make_unique<Bucket>();
+      bucket->group = &mesh.comm(p->placement.replica_axis());
+      bucket->dtype = dtype;
+      bucket->device = p->value.device();
+    }
+    bucket->add(p);
+  }
+  for (auto& [kind, bucket] : open) close(bucket);
+  for (size_t b = 0; b < buckets_.size(); b++) {
+    buckets_[b]->allocate();
+    for (size_t i = 0; i < buckets_[b]->parameters.size(); i++) {
+      Parameter* p = buckets_[b]->parameters[i];
+      p->leaf.on_grad_ready = [this, b, i, p] {
+        if (!reducing_) return;
+        SHOAL_CHECK(!buckets_[b]->ready[i], "GradReducer: the gradient of ", p->name,
+                    " was already reduced; begin_last_backward() must come before the last backward only");
+        buckets_[b]->ready[i] = true;
+        on_ready(b);
+      };
+    }
+  }
+}
+
+GradReducer::~GradReducer() {
+  for (Parameter* p : parameters_) p->leaf.on_grad_ready = nullptr;
+}
+
+void GradReducer::zero() {
+  for (const auto& bucket : buckets_) bucket->flat.set_zero();
+}
+
+void GradReducer::begin_last_backward() {
+  for (const auto& bucket : buckets_) {
+    bucket->ready.assign(bucket->parameters.size(), false);
+    bucket->num_waiting = bucket->parameters.size();
+  }
+  next_bucket_ = 0;
+  reducing_ = true;
+}
+
+void GradReducer::on_ready(size_t bucket) {
+  buckets_[bucket]->num_waiting--;
+  start_ready_buckets(/*all=*/false);
+}
+
+void GradReducer::start_ready_buckets(bool all) {
+  // Those in flight move on between the layers of backward.
+  for (size_t b = 0; b < next_bucket_; b++) buckets_[b]->work.test();
+  for (; next_bucket_ < buckets_.size(); next_bucket_++) {
+    Bucket& bucket = *buckets_[next_bucket_];
+    if (!all && bucket.num_waiting > 0) return;
+    if (bucket.group->size() > 1) bucket.work = bucket.group->all_reduce(bucket.flat, ReduceOp::sum);
+  }
+}
+
+void GradReducer::finish() {
+  if (!reducing_) next_bucket_ = 0;
+  start_ready_buckets(/*all=*/true);
+  for (const auto& bucket : buckets_) bucket->work.wait();
+  reducing_ = false;
+}
+
+int64_t GradReducer::num_buckets() const {
+  return std::ssize(buckets_);
+}
+
+int64_t GradReducer::reduced_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) bytes += bucket->group->size() > 1 ? bucket->bytes() : 0;
+  return bytes;
+}
+
+namespace {
+
+/// Sum of squares in f64, as partial sums of fixed blocks, so that it does not depend on the thread count.
+double square_sum(const Tensor& t) {
+  if (!t.defined()) return 0;
+  const int64_t n = t.numel(), num_blocks = (n + kSumBlock - 1) / kSumBlock;
+  std::vector<double> partial(static_cast<size_t>(num_blocks));
+  dispatch_float(t.dtype(), "global_grad_square_sum", [&]<class T>() {
+    const T* values = t.data<T>();
+    parallel_for(num_blocks, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b++) {
+        const int64_t last = std::min(n, (b + 1) * kSumBlock);
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = b * kSumBlock; i < last; i++) {
+          const double v = static_cast<double>(values[i]);
+          sum += v * v;
+        }
+        partial[static_cast<size_t>(b)] = sum;
+      }
+    });
+  });
+  double total = 0;
+  for (const double sum : partial) total += sum;
+  return total;
+}
+
+}  // namespace
+
+double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
+  double dense = 0, expert = 0;
+  for (const Parameter* p : parameters) {
+    const Placement& placement = p->placement;
+    SHOAL_CHECK(placement.shard_dim < 0 || placement.shard_axis == Axis::ep,
+                "global_grad_square_sum: ", p->name, " is sharded over ", axis_name(placement.shard_axis),
+                ", expected ep");
+    (placement.shard_dim >= 0 ? expert : dense) += square_sum(p->leaf.grad);
+  }
+  // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.
+  if (mesh.layout().ep > 1) expert = mesh.comm(Axis::ep).sum(expert);
+  return dense + expert;
+}
+
+}  // namespace shoal

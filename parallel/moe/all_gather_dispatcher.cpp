@@ -1,0 +1,146 @@
+// The reference dispatcher: every rank sees all tokens and all results and takes what it needs. Simple, but
+// it moves size() times as many bytes as needed. Nothing is summed between ranks: every sum runs over the
+// choices of a token, in order, on the token's own rank, so that the bits are those of any other dispatcher.
+#include <algorithm>
+#include <numeric>
+
+#include "core/autograd/tape.h"
+#include "core/nn/placement.h"
+#include "core/ops/permute.h"
+#include "parallel/collective_ops.h"
+#include "parallel/moe/dispatch_plan.h"
+#include "parallel/moe/dispatcher.h"
+
+namespace shoal {
+
+namespace {
+
+/// "Expert order": the rows of all ranks sorted by global expert, then by source rank, token and choice. Rank
+/// r holds the part [expert_offsets[r], expert_offsets[r + 1]). "Send order": rank 0's own rows, sorted the
+/// same way, then rank 1's, ...: parts by send_offsets.
+struct AllGatherPlan final : DispatchPlan {
+  std::vector<int64_t> token_offsets, send_offsets, expert_offsets;
+  std::vector<int64_t> rows_per_expert;
+  SortedAssignments own;      // of this rank's tokens
+  Tensor token_R;             // of each row here: its token in the gathered tokens
+  Tensor send_position_R;     // of each row here: its place in send order
+  Tensor expert_position_N;   // of each own row: its place in expert order
+  Tensor expert_position_TK;  // the same per assignment; -1: dropped
+};
+
+Tensor take(const Tensor& x, const Tensor& index) {
+  const Tensor y = Tensor::empty({index.numel(), x.size(1)}, x.dtype(), x.device());
+  gather_rows_fwd(x.device(), x, index, y);
+  return y;
+}
+
+/// Tokens of all ranks -> rows of this rank's experts.
+struct TakeTokens final : Function {
+  TakeTokens(Communicator& group, std::shared_ptr<const AllGatherPlan> plan)
+      : group(&group), plan(std::move(plan)) {}
+  Communicator* group;
+  std::shared_ptr<const AllGatherPlan> plan;
+  const char* name() const override { return "all_gather_dispatch"; }
+  Tensor forward(const Tensor& x_TD) {
+    return take(gather_all_rows(x_TD, *group, plan->token_offsets), plan->token_R);
+  }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
+    const Tensor all = gather_all_rows(dy[0], *group, plan->expert_offsets);
+    const Tensor dx =
+        Tensor::empty({plan->expert_position_TK.size(0), all.size(1)}, all.dtype(), all.device());
+    combine_rows_fwd(all.device(), all, Tensor{}, plan->expert_position_TK, dx);
+    return {dx};
+  }
+};
+
+/// Results of all experts -> own rows.
+struct TakeResults final : Function {
+  TakeResults(Communicator& group, std::shared_ptr<const AllGatherPlan> plan)
+      : group(&group), plan(std::move(plan)) {}
+  Communicator* group;
+  std::shared_ptr<const AllGatherPlan> plan;
+  const char* name() const override { return "all_gather_combine"; }
+  Tensor forward(const Tensor& y_RD) {
+    return take(gather_all_rows(y_RD, *group, plan->expert_offsets), plan->expert_position_N);
+  }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
+    return {take(gather_all_rows(dy[0], *group, plan->send_offsets), plan->send_position_R)};
+  }
+};
+
+class AllGatherDispatcher final : public Dispatcher {
+ public:
+  explicit AllGatherDispatcher(const DispatcherContext& context)
+      : group_(context.group), num_experts_(context.num_experts) {
+    SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
+                "all_gather dispatcher: expected an ep group of at most num_experts (", num_experts_,
+                ") ranks");
+  }
+
+  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) override {
+    const std::shared_ptr<const AllGatherPlan> plan = make_plan(expert_ids_TK);
+    SHOAL_CHECK(x_TD.dims() == 2 && x_TD.size(0) == expert_ids_TK.size(0),
+                "all_gather dispatcher: expected x [T, D] with the T of expert_ids_TK ",
+                expert_ids_TK.shape(), ", got ", x_TD.shape());
+    Dispatched dispatched{apply(TakeTokens(*group_, plan), x_TD), plan->rows_per_expert, plan};
+    return Pending<Dispatched>([dispatched] { return dispatched; });
+  }
+
+  Pending<Tensor> combine(const Tensor& y_RD, const Tensor& weights_TK,
+                          const std::shared_ptr<const DispatchPlan>& plan) override {
+    plan_of<AllGatherPlan>(plan, "all_gather");
+    auto own = std::static_pointer_cast<const AllGatherPlan>(plan);
+    const SortedAssignments& s = own->own;
+    const Tensor y_ND = apply(TakeResults(*group_, own), y_RD);
+    const Tensor y = combine_rows(y_ND, weights_TK, s.slots_TK, s.row_N, s.choice_N);
+    return Pending<Tensor>([y] { return y; });
+  }
+
+ private:
+  std::shared_ptr<const AllGatherPlan> make_plan(const Tensor& expert_ids_TK) {
+    auto plan = std::make_shared<AllGatherPlan>();
+    const auto me = static_cast<size_t>(group_->rank());
+    plan->own = sort_assignments(expert_ids_TK, num_experts_);
+    plan->token_offsets = gather_row_offsets(expert_ids_TK.size(0), *group_);
+    plan->send_offsets = gather_row_offsets(plan->own.num_rows(), *group_);
+    const Tensor ids_all = gather_all_rows(expert_ids_TK, *group_, plan->token_offsets);
+    const SortedAssignments all = sort_assignments(ids_all, num_experts_);  // its rows are in expert order
+    const std::vector<int64_t> rows = rows_per_rank(all.counts_E, group_->size());
+    plan->expert_offsets.assign(rows.size() + 1, 0);
+    std::partial_sum(rows.begin(), rows.end(), plan->expert_offsets.begin() + 1);
+    const ShardRange shard = shard_range(num_experts_, {group_->rank(), group_->size()});
+    plan->rows_per_expert.assign(all.counts_E.begin() + shard.begin, all.counts_E.begin() + shard.end);
+    plan->token_R = all.row_N.rows(plan->expert_offsets[me], plan->expert_offsets[me + 1]);
+    plan->expert_position_TK = all.slots_TK.rows(plan->token_offsets[me], plan->token_offsets[me + 1]);
+    fill_positions(*plan);
+    return plan;
+  }
+
+  void fill_positions(AllGatherPlan& plan) {
+    const auto me = static_cast<size_t>(group_->rank());
+    const int64_t num_rows = plan.own.num_rows(), top_k = plan.expert_position_TK.size(1);
+    plan.expert_position_N = Tensor::empty({num_rows}, DType::i64);
+    const int64_t *token = plan.own.row_N.data<int64_t>(), *choice = plan.own.choice_N.data<int64_t>();
+    for (int64_t n = 0; n < num_rows; n++) {
+      plan.expert_position_N.data<int64_t>()[n] =
+          plan.expert_position_TK.data<int64_t>()[token[n] * top_k + choice[n]];
+    }
+    const Tensor positions = gather_all_rows(plan.expert_position_N, *group_, plan.send_offsets);
+    const Tensor inverse = Tensor::empty({positions.numel()}, DType::i64);
+    for (int64_t q = 0; q < positions.numel(); q++) inverse.data<int64_t>()[positions.data<int64_t>()[q]] = q;
+    plan.send_position_R = inverse.rows(plan.expert_offsets[me], plan.expert_offsets[me + 1]);
+  }
+
+  Communicator* group_;
+  int64_t num_experts_;
+};
+
+const bool registered = DispatcherRegistry::add<NoOptions>(
+    "all_gather", "every rank gathers all tokens and all results; the reference for other dispatchers",
+    [](const NoOptions&, const DispatcherContext& context) {
+      return std::make_unique<AllGatherDispatcher>(context);
+    });
+
+}  // namespace
+
+}  // namespace shoal
