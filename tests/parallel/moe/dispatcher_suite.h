@@ -6,6 +6,7 @@
 
 #include "core/autograd/tape.h"
 #include "core/base/random.h"
+#include "core/nn/placement.h"
 #include "core/ops/elementwise.h"
 #include "parallel/moe/dispatcher.h"
 #include "tests/support/gradcheck.h"
