@@ -140,10 +140,16 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
     found.config_yaml = shared_text(world_, path, kConfigName);
     return found;
   }
-  if (steps.empty()) return std::nullopt;
-  throw Error(str("checkpoints in ", options_.folder.string(), ": none of ", steps.size(),
-                  " verifies: ", join(found.rejected, "; "),
-                  "; restore one of them, or start in another folder to begin at step 0"));
+  if (steps.empty()) {
+    // Otherwise the second start after all were set aside would silently begin at step 0.
+    const std::string bad =
+        run_on_first(world_, [&] { return join(names_set_aside(options_.folder), ", "); });
+    if (bad.empty()) return std::nullopt;
+    throw Error(str("checkpoints in ", options_.folder.string(), ": only damaged ones that were set aside: ",
+                    bad, "; restore one of them, or move them away to begin at step 0"));
+  }
+  throw Error(str("checkpoints in ", options_.folder.string(), ": none of ", steps.size(), " verifies: ",
+                  join(found.rejected, "; "), "; restore one of them, or move them away to begin at step 0"));
 }
 
 }  // namespace shoal

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kTemporaryMark = ".tmp-";
+constexpr std::string_view kTemporaryMark = ".tmp-", kBadMark = ".bad-";
 
 std::string random_name() {
   std::random_device device;
@@ -33,9 +33,10 @@ std::vector<std::string> directories(const fs::path& folder) {
   return names;
 }
 
-bool is_temporary(const std::string& name) {
-  const size_t mark = name.find(kTemporaryMark);
-  return mark != std::string::npos && step_of_name(std::string_view(name).substr(0, mark)).has_value();
+// step-000000010 + mark + anything
+bool is_marked(const std::string& name, std::string_view mark) {
+  const size_t at = name.find(mark);
+  return at != std::string::npos && step_of_name(std::string_view(name).substr(0, at)).has_value();
 }
 
 // The folder and its missing parents, each made durable in its own parent.
@@ -56,6 +57,13 @@ std::vector<int64_t> committed_steps(const fs::path& folder) {
     if (const auto step = step_of_name(name)) steps.push_back(*step);
   std::sort(steps.rbegin(), steps.rend());
   return steps;
+}
+
+std::vector<std::string> names_set_aside(const fs::path& folder) {
+  std::vector<std::string> names = directories(folder);
+  std::erase_if(names, [](const std::string& name) { return !is_marked(name, kBadMark); });
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 ManifestResult read_manifest(const fs::path& checkpoint) {
@@ -117,12 +125,12 @@ void remove_checkpoint(const fs::path& checkpoint, const Failpoint& failpoint) {
 
 void remove_temporaries(const fs::path& folder) {
   for (const std::string& name : directories(folder))
-    if (is_temporary(name)) remove_checkpoint(folder / name, [](const std::string&) {});
+    if (is_marked(name, kTemporaryMark)) remove_checkpoint(folder / name, [](const std::string&) {});
 }
 
 std::string set_aside(const fs::path& checkpoint) {
   for (int k = 1;; k++) {
-    const fs::path target = checkpoint.parent_path() / str(checkpoint.filename().string(), ".bad-", k);
+    const fs::path target = checkpoint.parent_path() / str(checkpoint.filename().string(), kBadMark, k);
     try {
       rename_new(checkpoint, target);
     } catch (const FileError& error) {

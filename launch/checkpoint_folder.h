@@ -16,6 +16,9 @@ namespace shoal {
 /// Steps of the committed directories, newest (largest) first. Nothing in a missing folder.
 std::vector<int64_t> committed_steps(const std::filesystem::path& folder);
 
+/// Names of the directories that set_aside() made, sorted.
+std::vector<std::string> names_set_aside(const std::filesystem::path& folder);
+
 /// Reads and checks the manifest of one directory, whose name says the step. Throws FileError when it cannot
 /// be read.
 ManifestResult read_manifest(const std::filesystem::path& checkpoint);

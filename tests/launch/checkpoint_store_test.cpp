@@ -304,7 +304,8 @@ TEST(CheckpointStore, OpeningTheStoreRemovesOnlyItsOwnTemporaries) {
     test::write_all(folder / name / "w0000.h5", "x");
   }
   test::write_all(folder / "step-000000006.tmp-file", "a file");
-  CheckpointStore store({folder.path()}, *make_single_communicator());
+  const auto group = make_single_communicator();
+  CheckpointStore store({folder.path()}, *group);
   EXPECT_EQ(test::names_in(folder.path()),
             (std::set<std::string>{"step-000000005.bad-1", "step-5.tmp-1", "notes.tmp-1", "best",
                                    "step-000000006.tmp-file"}));
