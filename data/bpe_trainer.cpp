@@ -1,7 +1,7 @@
 #include "data/bpe_trainer.h"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
 
 #include "core/base/threads.h"
 #include "data/bpe_merger.h"

@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/base/threads.h"
 #include "data/utf8.h"
 
 namespace shoal {

@@ -217,9 +217,9 @@ class Preparation {
       throw UsageError(str("prepare: the text has no documents: ", report_.files, " files with ",
                            total_bytes_, " bytes, ", report_.empty_documents, " empty documents"));
     }
+    report_.encode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
     writer.finish();
     report_.tokens = writer.num_tokens();
-    report_.encode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   }
 
   void encode_batch(const std::string& text, const std::vector<Piece>& pieces, IndexedDatasetWriter& writer) {

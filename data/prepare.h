@@ -44,8 +44,8 @@ struct PrepareReport {
   int64_t tokens = 0;      // with begin/end-of-document tokens
   int64_t text_bytes = 0;  // of the documents
   int64_t vocab_size = 0;
-  double encode_seconds = 0;
-  std::string note;  // what the tokenizer training has to say, or ""
+  double encode_seconds = 0;  // reading, encoding and buffered writing, without the final sync
+  std::string note;           // what the tokenizer training has to say, or ""
   double bytes_per_token() const {
     return tokens > 0 ? static_cast<double>(text_bytes) / static_cast<double>(tokens) : 0;
   }
