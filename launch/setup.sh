@@ -9,8 +9,8 @@ packages=(
   g++ cmake ninja-build pkg-config git # build
   libopenmpi-dev openmpi-bin           # ranks
   libyaml-cpp-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-  libhdf5-dev libxxhash-dev zlib1g-dev # checkpoints
-  libopenblas-openmp-dev libxsmm-dev libhwy-dev
+  libhdf5-dev libxxhash-dev            # checkpoints, token files
+  libopenblas-openmp-dev               # matrix products
   libonig-dev                          # pre-tokenizer regexes
   libgtest-dev libbenchmark-dev        # tests
   python3.11-doc                       # text of the quickstart

@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     if (world->rank() != 0) {
       delete listeners.Release(listeners.default_result_printer());
+      delete listeners.Release(listeners.default_xml_generator());  // one rank writes the --gtest_output file
       listeners.Append(new FailurePrinter);
     }
     const bool failed = RUN_ALL_TESTS() != 0;
