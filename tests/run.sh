@@ -91,7 +91,7 @@ run_suite() {
 read_report() {
   awk '
     /"testsuite": \[/ { suite = name }
-    /^ *"name": / { name = $0; sub(/^ *"name": "/, "", name); sub(/",?$/, "", name); bad = 0 }
+    /^ *"name": / { name = $0; sub(/^ *"name": "/, "", name); sub(/",?$/, "", name); gsub(/\\\//, "/", name); bad = 0 }
     /"result": / { if ($2 ~ /COMPLETED|SKIPPED/) { total++
                      if ($2 ~ /SKIPPED/) { skipped++; lines = lines "S " suite "." name "\n" } } }
     /"failures": \[/ { if (!bad) { bad = 1; failed++; lines = lines "F " suite "." name "\n" } }
@@ -186,45 +186,50 @@ check_all_built() {
 
 has_cpu_flag() { grep -qm 1 -w "$1" /proc/cpuinfo; }
 
-launch/setup.sh || {
-  fail "launch/setup.sh"
+# A function, so that editing this file during a run does no harm: bash reads scripts piece by piece.
+main() {
+  launch/setup.sh || {
+    fail "launch/setup.sh"
+    finish
+  }
+
+  build build all -- -DCMAKE_BUILD_TYPE=Release || finish
+  check_format
+  check_all_built
+  printf '== build: tests\n'
+  run_all build "" ""
+
+  if [[ $quick -eq 0 ]]; then
+    # Values must not depend on the instruction set beyond rounding.
+    for isa in scalar avx2; do
+      if [[ $isa == scalar ]] || has_cpu_flag "$isa"; then
+        run_all build "[$isa]" "-R ^ops$" SHOAL_CPU_ISA=$isa
+      else
+        echo "  not run: ops[$isa], this CPU has no $isa"
+      fi
+    done
+
+    sanitized=(-DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE=-O1)
+    if build build-asan all -- "${sanitized[@]}" -DSHOAL_SANITIZE=address; then
+      printf '== build-asan: tests under ASan and UBSan\n'
+      # Open MPI keeps memory until exit, so leaks are looked for only in suites without it.
+      run_all build-asan "[asan]" "-LE mpi|no_asan" UBSAN_OPTIONS=print_stacktrace=1
+      if [[ -n $(suites build-asan -L mpi -LE no_asan) ]]; then
+        run_all build-asan "[asan]" "-L mpi -LE no_asan" UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_leaks=0
+      fi
+    fi
+
+    # TSan is slow, so of the big suites only the cases in which threads meet.
+    declare -A tsan_filters=([data]='*Prefetch*')
+    if build build-tsan tsan_tests -- "${sanitized[@]}" -DSHOAL_SANITIZE=thread; then
+      printf '== build-tsan: threads under TSan\n'
+      for suite in $(suites build-tsan -L tsan); do
+        run_all build-tsan "[tsan]" "-R ^$suite\$" GTEST_FILTER="${tsan_filters[$suite]-*}" \
+          "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
+      done
+    fi
+  fi
   finish
 }
 
-build build all -- -DCMAKE_BUILD_TYPE=Release || finish
-check_format
-check_all_built
-printf '== build: tests\n'
-run_all build "" ""
-
-if [[ $quick -eq 0 ]]; then
-  # Values must not depend on the instruction set beyond rounding.
-  for isa in scalar avx2; do
-    if [[ $isa == scalar ]] || has_cpu_flag "$isa"; then
-      run_all build "[$isa]" "-R ^ops$" SHOAL_CPU_ISA=$isa
-    else
-      echo "  not run: ops[$isa], this CPU has no $isa"
-    fi
-  done
-
-  sanitized=(-DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE=-O1)
-  if build build-asan all -- "${sanitized[@]}" -DSHOAL_SANITIZE=address; then
-    printf '== build-asan: tests under ASan and UBSan\n'
-    # Open MPI keeps memory until exit, so leaks are looked for only in suites without it.
-    run_all build-asan "[asan]" "-LE mpi|no_asan" UBSAN_OPTIONS=print_stacktrace=1
-    if [[ -n $(suites build-asan -L mpi -LE no_asan) ]]; then
-      run_all build-asan "[asan]" "-L mpi -LE no_asan" UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_leaks=0
-    fi
-  fi
-
-  # TSan is slow, so of the big suites only the cases in which threads meet.
-  declare -A tsan_filters=([data]='*Prefetch*')
-  if build build-tsan tsan_tests -- "${sanitized[@]}" -DSHOAL_SANITIZE=thread; then
-    printf '== build-tsan: threads under TSan\n'
-    for suite in $(suites build-tsan -L tsan); do
-      run_all build-tsan "[tsan]" "-R ^$suite\$" GTEST_FILTER="${tsan_filters[$suite]-*}" \
-        "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
-    done
-  fi
-fi
-finish
+main
