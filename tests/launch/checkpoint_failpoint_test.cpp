@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <mutex>
@@ -163,6 +164,50 @@ TEST(CheckpointFailpoint, CK01AfterAKillAtAnyPointTheNewestWholeCheckpointIsFoun
     CheckpointStore store({folder.path(), 1}, *group);
     EXPECT_EQ(save(store, *group, 2), "");
     expect_found(folder.path(), 2, point);
+  }
+}
+
+TEST(CheckpointFailpoint, CK01AfterAKillAtARandomMomentOfManySavesNothingCommittedIsLost) {
+  const RandomStream random(3, "kills");
+  for (uint64_t trial = 0; trial < 30; trial++) {
+    const TempFolder folder;
+    int channel[2];
+    ASSERT_EQ(pipe(channel), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      // One byte for each point passed, 'C' for each save that has returned.
+      const auto tell = [&](char what) {
+        if (write(channel[1], &what, 1) != 1) _exit(8);
+      };
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& group) {
+        CheckpointStore store({folder.path(), 2}, *group);
+        store.set_failpoint([&](const std::string&) { tell('.'); });
+        for (int64_t step = 1; step <= 8; step++) {
+          if (!save(store, *group, step).empty()) _exit(9);
+          if (group->rank() == 0) tell('C');
+        }
+      });
+      _exit(0);
+    }
+    close(channel[1]);
+    // The child goes on while the signal is on its way, so the moment is not tied to a point.
+    int64_t committed = 0;
+    char what = 0;
+    for (uint64_t left = 30 + random.below(trial, 120); left > 0 && read(channel[0], &what, 1) == 1; left--)
+      committed += what == 'C' ? 1 : 0;
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) != 0) << WEXITSTATUS(status);
+    while (read(channel[0], &what, 1) == 1) committed += what == 'C' ? 1 : 0;
+    close(channel[0]);
+    ASSERT_GE(committed, 1) << "killed before the first save; let more points pass";
+    const auto group = make_single_communicator();
+    CheckpointStore store({folder.path()}, *group);
+    const int64_t step = store.find()->step;
+    EXPECT_GE(step, committed);
+    EXPECT_LE(step, committed + 1);
+    expect_found(folder.path(), step, str("trial ", trial));
   }
 }
 
