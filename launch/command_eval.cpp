@@ -1,0 +1,108 @@
+// shoal eval, shoal generate.
+#include <cmath>
+#include <cstdio>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "launch/command_support.h"
+#include "launch/commands.h"
+#include "launch/console.h"
+#include "launch/generate.h"
+#include "parallel/bootstrap.h"
+
+namespace shoal {
+
+namespace {
+
+struct RunArguments {
+  std::string run;
+  int64_t step = -1;
+  std::vector<std::string> settings;
+  std::optional<int64_t> wanted_step() const { return step < 0 ? std::nullopt : std::optional(step); }
+};
+
+void add_run_arguments(CLI::App& command, RunArguments& arguments) {
+  command.add_option("run", arguments.run, "run folder, or the config it was trained with")->required();
+  command.add_option("settings", arguments.settings, "key=value pairs that override the run's config");
+  command.add_option("--step", arguments.step, "checkpoint of this step; default: the newest");
+  command.allow_extras();
+}
+
+int eval(const CLI::App& command, const RunArguments& arguments) {
+  const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
+  return run_world([&](const std::shared_ptr<Communicator>& world) {
+    TrainedRun run = open_run(arguments.run, overrides, world->size());
+    apply_threads(run.loaded.config);
+    const TrainData data = open_data(run.loaded.config, run.loaded.tree, *world);
+    TrainedModel model = load_trained_model(run, data.vocab_size, arguments.wanted_step(), world);
+    const EvalMetrics metrics = evaluate_model(*model.engine, data, run.loaded.config, model.step);
+    if (world->rank() == 0) log::info(eval_line(metrics));
+    return static_cast<int>(ExitCode::done);
+  });
+}
+
+struct GenerateArguments : RunArguments {
+  std::string prompt = "\n", stop;
+  GenerateOptions options;
+};
+
+int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
+  const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
+  return run_world([&](const std::shared_ptr<Communicator>& world) {
+    TrainedRun run = open_run(arguments.run, overrides, world->size());
+    apply_threads(run.loaded.config);
+    const auto tokenizer = open_tokenizer(run.loaded.config);
+    const int64_t vocab = run.loaded.config.model_options().vocab_size.value_or(tokenizer->vocab_size());
+    TrainedModel model = load_trained_model(run, vocab, arguments.wanted_step(), world);
+    GenerateOptions options = arguments.options;
+    options.stop_token = tokenizer->end_of_document();
+    if (!arguments.stop.empty()) {
+      options.stop_token = tokenizer->token_id(arguments.stop);
+      if (!options.stop_token)
+        throw UsageError(str("--stop: '", arguments.stop, "' is not one token of this tokenizer"));
+    }
+    std::vector<int32_t> prompt;
+    encode_with_special_tokens(*tokenizer, arguments.prompt, prompt);
+    const bool speaks = world->rank() == 0;
+    if (speaks) std::fwrite(arguments.prompt.data(), 1, arguments.prompt.size(), stdout);
+    generate(model.engine->model(), prompt, options, [&](int32_t token) {
+      if (!speaks || token >= tokenizer->vocab_size()) return;
+      const std::string_view bytes = tokenizer->token_bytes(token);
+      std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+      std::fflush(stdout);
+    });
+    if (speaks) std::fputc('\n', stdout);
+    return static_cast<int>(ExitCode::done);
+  });
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, CommandAction& action) {
+  CLI::App* command =
+      app.add_subcommand("eval", "Loss of a trained model on its held-out data, under any number of ranks");
+  auto arguments = std::make_shared<RunArguments>();
+  add_run_arguments(*command, *arguments);
+  command->callback([=, &action] { action = [=] { return eval(*command, *arguments); }; });
+}
+
+void add_generate_command(CLI::App& app, CommandAction& action) {
+  CLI::App* command = app.add_subcommand("generate", "Continue a prompt with a trained model");
+  auto a = std::make_shared<GenerateArguments>();
+  add_run_arguments(*command, *a);
+  SamplingOptions& sampling = a->options.sampling;
+  command->add_option("--prompt", a->prompt, "text to continue; default: a new line");
+  command->add_option("--tokens", a->options.max_tokens, "tokens to generate at most")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--temperature", sampling.temperature, "0: always the most likely token")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-k", sampling.top_k, "draw from the k most likely tokens; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-p", sampling.top_p, "draw from the most likely tokens that together reach p")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--seed", sampling.seed, "of the draws");
+  command->add_option("--stop", a->stop, "stop at this token; default: end of document");
+  command->callback([=, &action] { action = [=] { return generate_text(*command, *a); }; });
+}
+
+}  // namespace shoal

@@ -1,0 +1,91 @@
+#include "launch/command_support.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/base/threads.h"
+#include "parallel/bootstrap.h"
+
+namespace shoal {
+
+std::vector<std::string> overrides_from(const CLI::App& command, const std::vector<std::string>& positional) {
+  std::vector<std::string> overrides;
+  auto take = [&](const std::string& argument) {
+    if (argument.find('=') != std::string::npos) {
+      overrides.push_back(argument);
+      return;
+    }
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command.get_options()) known.push_back(option->get_name());
+    throw UsageError(str("shoal ", command.get_name(), ": unknown argument '", argument, "'",
+                         suggest(argument, known), "; settings are given as key=value"));
+  };
+  for (const std::string& argument : positional) take(argument);
+  for (const std::string& argument : command.remaining()) take(argument);
+  return overrides;
+}
+
+void apply_threads(const TrainConfig& config) {
+  cpu_set_t cores;
+  int usable = 1;
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) usable = CPU_COUNT(&cores);
+  const int local = std::max(1, launch_info().local_size);
+  set_num_threads(static_cast<int>(config.run.threads.value_or(std::max(1, usable / local))));
+}
+
+TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size) {
+  namespace fs = std::filesystem;
+  TrainedRun out;
+  if (!fs::exists(run)) {
+    throw UsageError(
+        str("run '", run, "': no such folder or config file; runs are stored in <run.folder>/<run.name>"));
+  }
+  if (fs::is_directory(run)) {
+    out.folder = fs::path(run).lexically_normal().string();
+    if (out.folder.ends_with('/')) out.folder.pop_back();
+    const std::string config = out.folder + "/config.yaml";
+    if (!fs::exists(config)) {
+      throw UsageError(
+          str("run '", run, "': there is no config.yaml in it; is this the folder of a training run?"));
+    }
+    out.loaded = load_train_config(config, overrides, world_size);
+  } else {
+    out.loaded = load_train_config(run, overrides, world_size);
+    out.folder = out.loaded.config.run_folder();
+  }
+  return out;
+}
+
+TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::optional<int64_t> step,
+                                const std::shared_ptr<Communicator>& world) {
+  const TrainConfig& config = run.loaded.config;
+  CheckpointStore store(CheckpointOptions{std::filesystem::path(run.folder) / "checkpoints", 0, 0}, *world);
+  const std::optional<LoadedCheckpoint> found = store.find(step);
+  if (!found)
+    throw UsageError(str("run '", run.folder, "': it has no checkpoint yet; train it first (`shoal train`)"));
+  if (world->rank() == 0) {
+    for (const std::string& reason : found->rejected) log::warn("checkpoint rejected: ", reason);
+  }
+  TrainedModel out;
+  out.step = found->step;
+  out.mesh = std::make_unique<Mesh>(world, layout_of(config, world->size()));
+  EngineOptions options;
+  options.model = config.model;
+  options.optimizer = Choice{"sgd", nullptr};
+  options.dispatcher = config.parallel.dispatcher;
+  options.vocab_size = vocab_size;
+  options.seq_len = config.data.seq_len;
+  options.dtype = config.run.dtype == "f64" ? DType::f64 : DType::f32;
+  out.engine = std::make_unique<TrainEngine>(options, *out.mesh);
+  std::vector<StateTensor> weights = out.engine->state();
+  std::erase_if(weights, [](const StateTensor& t) { return t.name.starts_with("optim/"); });
+  store.load(*found, weights, /*allow_extra=*/true);
+  return out;
+}
+
+}  // namespace shoal

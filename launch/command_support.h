@@ -1,0 +1,38 @@
+// What the commands that need ranks or a config share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/trainer.h"
+
+namespace shoal {
+
+/// "key=value" and "--key=value" arguments that CLI11 left over; anything else is a UsageError with the
+/// nearest option.
+std::vector<std::string> overrides_from(const CLI::App& command, const std::vector<std::string>& positional);
+
+/// Threads per rank: run.threads, or the cores of this host divided by its ranks.
+void apply_threads(const TrainConfig& config);
+
+/// The config of a trained run: from the checkpoint it will be loaded from, with overrides. `run` is a run
+/// folder, or a config file whose run folder is meant.
+struct TrainedRun {
+  LoadedConfig loaded;
+  std::string folder;
+};
+TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size);
+
+/// A model with the weights of a run's newest good checkpoint, or of `step`. Collective.
+struct TrainedModel {
+  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<TrainEngine> engine;
+  int64_t step = 0;
+};
+TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::optional<int64_t> step,
+                                const std::shared_ptr<Communicator>& world);
+
+}  // namespace shoal

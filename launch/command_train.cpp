@@ -1,0 +1,65 @@
+// shoal train, shoal prepare.
+#include "core/base/log.h"
+#include "launch/command_support.h"
+#include "launch/commands.h"
+#include "launch/console.h"
+#include "parallel/bootstrap.h"
+
+namespace shoal {
+
+namespace {
+
+struct ConfigArguments {
+  std::string config;
+  std::vector<std::string> settings;
+};
+
+std::shared_ptr<ConfigArguments> add_config_arguments(CLI::App& command) {
+  auto arguments = std::make_shared<ConfigArguments>();
+  command.add_option("config", arguments->config, "experiment file (YAML)")->required();
+  command.add_option("settings", arguments->settings,
+                     "key=value pairs that override the file, e.g. optim.learning_rate=3e-4");
+  command.allow_extras();
+  return arguments;
+}
+
+int train(const CLI::App& command, const ConfigArguments& arguments) {
+  const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
+  return run_world([&](const std::shared_ptr<Communicator>& world) {
+    LoadedConfig loaded = load_train_config(arguments.config, overrides, world->size());
+    apply_threads(loaded.config);
+    log::set_folder(loaded.config.run_folder());
+    Trainer trainer(std::move(loaded), world);
+    trainer.run();
+    return static_cast<int>(ExitCode::done);
+  });
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, CommandAction& action) {
+  CLI::App* command =
+      app.add_subcommand("train", "Train a model, from the newest checkpoint if there is one");
+  command->footer(
+      "Run it under mpirun or srun to use several ranks: mpirun -n 2 shoal train exp.yaml parallel.ep=2\n"
+      "SIGTERM or SIGUSR1 saves at the next step boundary and exits with 0.");
+  auto arguments = add_config_arguments(*command);
+  command->callback([=, &action] { action = [=] { return train(*command, *arguments); }; });
+}
+
+void add_prepare_command(CLI::App& app, CommandAction& action) {
+  CLI::App* command = app.add_subcommand(
+      "prepare", "Train the tokenizer and encode the text of a config (train does it too)");
+  auto arguments = add_config_arguments(*command);
+  command->callback([=, &action] {
+    action = [=] {
+      const LoadedConfig loaded =
+          load_train_config(arguments->config, overrides_from(*command, arguments->settings), 0);
+      apply_threads(loaded.config);
+      open_data(loaded.config, loaded.tree, *make_single_communicator());
+      return static_cast<int>(ExitCode::done);
+    };
+  });
+}
+
+}  // namespace shoal

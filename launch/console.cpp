@@ -1,0 +1,131 @@
+#include "launch/console.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/base/text.h"
+#include "core/base/threads.h"
+#include "core/tensor/kernel.h"
+#include "launch/engine.h"
+#include "launch/trainer.h"
+
+namespace shoal {
+
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char buffer[512];
+  std::snprintf(buffer, sizeof buffer, pattern, args...);
+  return buffer;
+}
+
+std::string count(int64_t value) {
+  return human_count(static_cast<double>(value));
+}
+
+}  // namespace
+
+std::string step_header() {
+  return format("%8s %9s %9s %9s %9s %9s %9s %8s %6s %8s %7s  %s", "step", "loss", "aux", "z", "lr",
+                "grad norm", "tokens/s", "TFLOP/s", "MFU %", "max/mean", "drop %", "ETA");
+}
+
+std::string step_line(const StepMetrics& m, double eta_seconds) {
+  return format("%8ld %9.4f %9.2e %9.2e %9.2e %9.3f %9.0f %8.3f %6.1f %8.2f %7.2f  %s",
+                static_cast<long>(m.step), m.loss, m.aux_loss, m.z_loss, m.learning_rate, m.grad_norm,
+                m.tokens_per_s, m.tflops, 100 * m.mfu, m.max_load, 100 * m.dropped,
+                human_duration(eta_seconds).c_str());
+}
+
+std::string eval_line(const EvalMetrics& m) {
+  return format("  validation at step %ld: loss %.4f, perplexity %.2f (%s tokens)", static_cast<long>(m.step),
+                m.loss, std::exp(m.loss), count(m.tokens).c_str());
+}
+
+std::string run_summary(const TrainConfig& config, TrainEngine& engine, const TrainData& data,
+                        double peak_flops, int64_t num_micro_batches, int64_t micro_batch) {
+  const ModelFacts& f = engine.model().facts();
+  const ParallelLayout& l = engine.mesh().layout();
+  int64_t local = 0;
+  for (const Parameter* p : engine.parameters()) local += p->value.numel();
+  const int64_t state = local * (8 + engine.optimizer().state_bytes_per_element());
+  std::string out;
+  out += format(
+      "model      %s parameters (%s active per token, %s embedding), %s FLOP/token forward, %s backward\n",
+      count(f.params_total).c_str(), count(f.params_active).c_str(), count(f.params_embedding).c_str(),
+      human_count(f.flops_forward).c_str(), human_count(f.flops_backward).c_str());
+  out += format("data       %s training windows of %ld tokens, vocabulary %ld\n",
+                count(data.train->samples_per_epoch()).c_str(), static_cast<long>(config.data.seq_len),
+                static_cast<long>(data.vocab_size));
+  out += format(
+      "batch      %ld sequences = %s tokens per step: %d data-parallel x %ld micro-batches x %ld sequences\n",
+      static_cast<long>(config.data.global_batch),
+      count(config.data.global_batch * config.data.seq_len).c_str(), l.dp,
+      static_cast<long>(num_micro_batches), static_cast<long>(micro_batch));
+  out += format(
+      "layout     dp %d, ep %d, edp %d; %d thread%s per rank; parameters, gradients and optimizer: %s per "
+      "rank\n",
+      l.dp, l.ep, l.edp, num_threads(), num_threads() == 1 ? "" : "s", human_bytes(state).c_str());
+  out += format("machine    %s kernels, measured GEMM peak %.3f TFLOP/s over all ranks (MFU refers to it)\n",
+                cpu_isa_name(cpu_isa()), peak_flops / 1e12);
+  out +=
+      format("run        %s, %ld steps\n", config.run_folder().c_str(), static_cast<long>(config.run.steps));
+  return out;
+}
+
+std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size) {
+  const ModelFacts& f = engine.model().facts();
+  const ParallelLayout& l = engine.mesh().layout();
+  return nlohmann::json{{"kind", "run"},
+                        {"name", config.run.name},
+                        {"config", to_yaml(config)},
+                        {"params_total", f.params_total},
+                        {"params_active", f.params_active},
+                        {"params_embedding", f.params_embedding},
+                        {"flops_per_token", f.flops_per_token()},
+                        {"world", world_size},
+                        {"dp", l.dp},
+                        {"ep", l.ep}}
+      .dump();
+}
+
+void write_resolved_config(const TrainConfig& config) {
+  const std::filesystem::path path = std::filesystem::path(config.run_folder()) / "config.yaml";
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  {
+    std::ofstream file(temporary);
+    file << "# Resolved configuration of the last start of this run.\n" << to_yaml(config);
+    SHOAL_CHECK(file.flush().good(), "run config ", temporary.string(),
+                ": cannot be written; check space and permissions");
+  }
+  std::filesystem::rename(temporary, path);
+}
+
+std::string expert_load_table(const std::vector<LayerMetrics>& layers) {
+  std::string out;
+  for (const LayerMetrics& layer : layers) {
+    int64_t total = 0, largest = 1;
+    for (const int64_t c : layer.counts) {
+      total += c;
+      largest = std::max(largest, c);
+    }
+    const double mean = std::max(1e-9, static_cast<double>(total) / static_cast<double>(layer.counts.size()));
+    out += format("  layer %ld: %ld assignments, max/mean %.2f, entropy %.2f nats, dead %ld\n",
+                  static_cast<long>(layer.layer), static_cast<long>(total), layer.max_vio + 1, layer.entropy,
+                  static_cast<long>(layer.dead));
+    for (size_t e = 0; e < layer.counts.size(); e++) {
+      const auto bar = static_cast<size_t>(
+          std::lround(40.0 * static_cast<double>(layer.counts[e]) / static_cast<double>(largest)));
+      out += format("    expert %3zu %9ld  %5.2f  %s\n", e, static_cast<long>(layer.counts[e]),
+                    static_cast<double>(layer.counts[e]) / mean, std::string(bar, '#').c_str());
+    }
+  }
+  return out;
+}
+
+}  // namespace shoal

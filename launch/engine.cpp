@@ -1,0 +1,155 @@
+#include "launch/engine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/autograd/tape.h"
+#include "data/batch_loader.h"
+
+namespace shoal {
+
+namespace {
+
+int64_t count_labels(const ModelBatch& batch) {
+  int64_t count = 0;
+  const Tensor host = batch.labels_T.to(Device{});
+  const int32_t* labels = host.data<int32_t>();
+  for (int64_t i = 0; i < host.numel(); i++) count += labels[i] >= 0;
+  return count;
+}
+
+int64_t count_tokens(const ModelBatch& batch) {
+  if (!batch.valid_T.defined()) return batch.tokens_T.numel();
+  int64_t count = 0;
+  const Tensor host = batch.valid_T.to(Device{});
+  const uint8_t* valid = host.data<uint8_t>();
+  for (int64_t i = 0; i < host.numel(); i++) count += valid[i] != 0;
+  return count;
+}
+
+double value_of(const Tensor& scalar) {
+  return scalar.defined() ? scalar.item() : 0;
+}
+
+}  // namespace
+
+TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh) : options_(options), mesh_(mesh) {
+  ModelContext context;
+  context.build = BuildContext{"", options.device, options.dtype, options.seed, mesh.coords()};
+  context.mesh = &mesh;
+  context.dispatcher = &options_.dispatcher;
+  context.vocab_size = options.vocab_size;
+  context.seq_len = options.seq_len;
+  model_ = ModelRegistry::make(options.model, context);
+  parameters_ = model_->parameters();
+  const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
+  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes);
+  optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
+}
+
+StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
+  // The denominators come first, so that losses and gradients are plain sums from here on.
+  int64_t labels = 0, tokens = 0;
+  for (const ModelBatch& batch : micro_batches) {
+    labels += count_labels(batch);
+    tokens += count_tokens(batch);
+  }
+  const Tensor sums = Tensor::from(std::vector<int64_t>{labels, tokens, request_stop ? 1 : 0}, Shape{3});
+  mesh_.tokens().all_reduce(sums, ReduceOp::sum).wait();
+  const std::vector<int64_t> totals = sums.to_vector<int64_t>();
+  StepResult result;
+  result.labels = totals[0];
+  result.tokens = totals[1];
+  result.stop_requested = totals[2] > 0;
+
+  ForwardContext context;
+  const auto n = static_cast<int64_t>(micro_batches.size());
+  context.totals = StepTotals{std::max<int64_t>(1, result.labels), std::max<int64_t>(1, result.tokens), n};
+  if (model_->needs_measure(n)) {
+    const NoGrad no_grad;
+    context.pass = Pass::measure;
+    for (const ModelBatch& batch : micro_batches) model_->loss(batch, context);
+    model_->end_measure();
+    context.pass = Pass::train;
+  }
+
+  reducer_->zero();
+  double lm = 0, aux = 0, z = 0;
+  for (const ModelBatch& batch : micro_batches) {
+    Tape tape;
+    const LossTerms terms = model_->loss(batch, context);
+    lm += value_of(terms.lm);
+    aux += value_of(terms.aux);
+    z += value_of(terms.z);
+    if (&batch == &micro_batches.back()) reducer_->begin_last_backward();
+    tape.backward(terms.total);
+  }
+  reducer_->finish();
+
+  const Tensor losses = Tensor::from(std::vector<double>{lm, aux, z}, Shape{3});
+  mesh_.tokens().all_reduce(losses, ReduceOp::sum).wait();
+  const std::vector<double> loss_sums = losses.to_vector<double>();
+  result.loss = loss_sums[0];
+  result.aux_loss = loss_sums[1];
+  result.z_loss = loss_sums[2];
+  result.grad_norm = std::sqrt(global_grad_square_sum(parameters_, mesh_));
+  return result;
+}
+
+StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double learning_rate,
+                             bool request_stop) {
+  StepResult result = accumulate_gradients(micro_batches, request_stop);
+  // The norm has the same bits on every rank, so all ranks decide alike.
+  result.updated = std::isfinite(result.grad_norm) && result.labels > 0;
+  if (result.updated) {
+    const bool clip = options_.clip_norm > 0 && result.grad_norm > options_.clip_norm;
+    optimizer_->step(learning_rate, clip ? options_.clip_norm / result.grad_norm : 1);
+  }
+  result.moe = model_->end_step(result.updated);
+  return result;
+}
+
+TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) {
+  const NoGrad no_grad;
+  ForwardContext context;
+  context.pass = Pass::evaluate;
+  double loss = 0;
+  int64_t labels = 0;
+  for (const ModelBatch& batch : batches) {
+    loss += value_of(model_->loss(batch, context).lm);
+    labels += count_labels(batch);
+  }
+  return {mesh_.tokens().sum(loss), mesh_.tokens().sum(labels)};
+}
+
+std::vector<StateTensor> TrainEngine::state() {
+  std::vector<StateTensor> all;
+  auto add = [&](const std::string& name, const Parameter& p, const Tensor& value) {
+    const AxisCoord replicas = mesh_.coords()[p.placement.replica_axis()];
+    all.push_back({name, value.detach(), p.global_shape, p.placement.shard_dim, p.shard, replicas.index,
+                   replicas.size});
+  };
+  for (const Parameter* p : parameters_) add("model/" + p->name, *p, p->value);
+  for (const Buffer* b : model_->buffers()) {
+    const AxisCoord replicas = mesh_.coords()[Axis::dp];
+    all.push_back({"buffer/" + b->name, b->value, b->value.shape(), -1, {}, replicas.index, replicas.size});
+  }
+  optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
+    add("optim/" + name + "/" + p.name, p, state);
+  });
+  return all;
+}
+
+ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device) {
+  ModelBatch out;
+  out.batch = batch.B;
+  out.seq = batch.S;
+  const Shape rows{batch.B * batch.S};
+  out.tokens_T = Tensor::from(batch.tokens_BS, rows, device);
+  out.labels_T = Tensor::from(batch.labels_BS, rows, device);
+  out.positions_T = Tensor::from(batch.positions_BS, rows, device);
+  if (mask_documents) out.document_BS = Tensor::from(batch.document_BS, Shape{batch.B, batch.S}, device);
+  return out;
+}
+
+}  // namespace shoal

@@ -1,0 +1,79 @@
+// TrainEngine: the heart of training without any input or output: model, optimizer, gradient reduction, one
+// step. The trainer feeds it batches; the parity tests compare its state between layouts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "launch/checkpoint.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
+#include "parallel/grad_bucket.h"
+#include "parallel/mesh.h"
+
+namespace shoal {
+
+struct EngineOptions {
+  Choice model, optimizer, dispatcher;
+  int64_t vocab_size = 0, seq_len = 0;
+  uint64_t seed = 1;
+  double clip_norm = 1;  // 0: off
+  double bucket_mb = 25;
+  DType dtype = DType::f32;
+  Device device;
+};
+
+/// Sums over the whole step and all ranks.
+struct StepResult {
+  double loss = 0, aux_loss = 0, z_loss = 0;  // nats per label; each with its coefficient where it has one
+  double grad_norm = 0;                       // before clipping
+  int64_t labels = 0, tokens = 0;
+  bool updated = false;         // false: gradients were not finite, or the step had no labels
+  bool stop_requested = false;  // some rank passed request_stop
+  std::vector<MoeStepStats> moe;
+};
+
+class TrainEngine {
+ public:
+  /// Collective. `mesh` must outlive the engine.
+  TrainEngine(const EngineOptions& options, const Mesh& mesh);
+
+  /// One optimizer step on this rank's micro-batches (every rank passes the same number; one may be empty).
+  /// Collective. request_stop is or-ed over the ranks and returned to all of them.
+  StepResult step(std::span<const ModelBatch> micro_batches, double learning_rate, bool request_stop = false);
+  /// Forward and backward only: gradients are left in the parameters, reduced. Used by step(); moe statistics
+  /// are kept.
+  StepResult accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop = false);
+
+  /// Sum of losses and number of labels over all ranks. Every rank passes the same number of batches; empty
+  /// ones are fine. Leaves no trace in the model. Collective.
+  struct LossSum {
+    double loss = 0;
+    int64_t labels = 0;
+  };
+  LossSum evaluate(std::span<const ModelBatch> batches);
+
+  /// Everything a checkpoint must hold besides numbers: weights, buffers, optimizer state.
+  std::vector<StateTensor> state();
+  Model& model() { return *model_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  const Mesh& mesh() const { return mesh_; }
+  Device device() const { return options_.device; }
+
+ private:
+  EngineOptions options_;
+  const Mesh& mesh_;
+  std::unique_ptr<Model> model_;
+  std::vector<Parameter*> parameters_;
+  std::unique_ptr<GradReducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+/// The host batch as device tensors. Documents are passed on only when `mask_documents`.
+struct Batch;
+ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device);
+
+}  // namespace shoal

@@ -1,0 +1,50 @@
+// shoal: trains mixture-of-experts language models. This file only parses the command line.
+#include <algorithm>
+#include <cstdio>
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "launch/commands.h"
+
+int main(int argc, char** argv) {
+  using namespace shoal;
+  CLI::App app{
+      "Shoal trains mixture-of-experts language models across many ranks.\n"
+      "Start with: mpirun -n 2 shoal train configs/quickstart.yaml"};
+  app.set_version_flag("--version", version_text);
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+  CommandAction action;
+  add_prepare_command(app, action);
+  add_train_command(app, action);
+  add_eval_command(app, action);
+  add_generate_command(app, action);
+  add_inspect_command(app, action);
+  add_report_command(app, action);
+  add_config_command(app, action);
+
+  // CLI11 knows no suggestions.
+  if (argc > 1 && argv[1][0] != '-') {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+      std::fprintf(stderr, "error: unknown command '%s'%s; commands: %s\n", argv[1],
+                   suggest(argv[1], names).c_str(), join(names, ", ").c_str());
+      return static_cast<int>(ExitCode::usage);
+    }
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::usage);
+  }
+  try {
+    return action();
+  } catch (const Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return static_cast<int>(e.code());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return static_cast<int>(ExitCode::failure);
+  }
+}

@@ -1,0 +1,233 @@
+#include "launch/train_config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+namespace shoal {
+
+void RunOptions::fields(FieldVisitor& v) {
+  v("name", name, "name of the run; default: the config file's name");
+  v("folder", folder, "runs are stored in <folder>/<name>");
+  v("steps", steps, "optimizer steps of the whole training; 0: only evaluate and save", at_least(0));
+  v("seed", seed, "of weights (data order has its own: data.loader.seed)", at_least(0));
+  v("log_every", log_every, "steps between lines of the log", at_least(1));
+  v("resume", resume,
+    "auto: from the newest good checkpoint if there is one; required: fail without one; never: refuse to "
+    "start in a folder that has checkpoints",
+    one_of({"auto", "required", "never"}));
+  v("threads", threads, "threads per rank; auto: cores of this host / ranks on it", in_range(1, 1024));
+  v("device", device, "where tensors live", one_of({"cpu", "cuda"}));
+  v("dtype", dtype, "of parameters and activations; f64 is for exact comparisons", one_of({"f32", "f64"}));
+  v("allow_config_change", allow_config_change,
+    "resume although settings that change the result differ from the checkpoint's");
+}
+
+void SourceOptions::fields(FieldVisitor& v) {
+  v("path", path, "folder written by `shoal prepare`");
+  v("weight", weight, "share of the samples, relative to the other sources", at_least(0));
+}
+
+void DataOptions::fields(FieldVisitor& v) {
+  v("text", text, "text files and folders to train on; they are prepared on the first run");
+  v("sources", sources, "prepared datasets to blend, instead of text; the first one's tokenizer is used");
+  v("prepared", prepared, "where prepared text is kept; default: <run.folder>/data/<run.name>");
+  v("extensions", prepare.extensions, "endings of the files taken from folders");
+  v("documents", prepare.documents,
+    "what one document is: a file, the lines between blank lines, or a JSONL line; auto: jsonl for *.jsonl, "
+    "else file",
+    one_of({"auto", "file", "blank_line", "jsonl"}));
+  v("text_key", prepare.text_key, "key of the text in a JSONL line");
+  v.choice("tokenizer", prepare.tokenizer, TokenizerTrainerRegistry::instance(),
+           "trained on the text, or loaded");
+  v("split", split, "held-out data");
+  v("loader", loader, "order and packing of samples");
+  v("seq_len", seq_len, "tokens per sequence", at_least(1));
+  v("global_batch", global_batch, "sequences per optimizer step, over all ranks", at_least(1));
+  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp", at_least(1));
+}
+
+void OptimOptions::fields(FieldVisitor& v) {
+  v("learning_rate", learning_rate, "peak of the schedule", greater_than(0));
+  v("clip_norm", clip_norm, "the gradient is scaled down to this global norm; 0: never", at_least(0));
+  v.choice("optimizer", optimizer, OptimizerRegistry::instance(), "update rule");
+  v.choice("schedule", schedule, ScheduleRegistry::instance(), "learning rate over the steps");
+}
+
+void EvalOptions::fields(FieldVisitor& v) {
+  v("every", every, "steps between evaluations on held-out data; 0: off", at_least(0));
+  v("samples", samples, "held-out sequences per evaluation, always the same ones; 0: all", at_least(0));
+  v("at_end", at_end, "evaluate after the last step");
+}
+
+void SaveOptions::fields(FieldVisitor& v) {
+  v("every", every, "steps between checkpoints; 0: off", at_least(0));
+  v("keep_last", keep_last, "older checkpoints are removed; 0: keep all", at_least(0));
+  v("keep_every", keep_every, "checkpoints of steps that are multiples of this are kept for good; 0: none",
+    at_least(0));
+  v("at_end", at_end, "save after the last step");
+}
+
+void TrainConfig::fields(FieldVisitor& v) {
+  v("run", run, "the run as a whole");
+  v.choice("model", model, ModelRegistry::instance(), "what is trained");
+  v("data", data, "what it is trained on");
+  v("optim", optim, "how it is trained");
+  v("parallel", parallel, "how ranks share the work");
+  v("eval", eval, "evaluation on held-out data");
+  v("checkpoint", checkpoint, "saving");
+}
+
+ModelOptions& TrainConfig::model_options() const {
+  auto* options = dynamic_cast<ModelOptions*>(model.options.get());
+  SHOAL_CHECK(options != nullptr, "config model: kind ", model.kind, " has no options");
+  return *options;
+}
+
+namespace {
+
+void check_data(const TrainConfig& config, const ConfigNode& tree, ConfigErrors& errors) {
+  const DataOptions& data = config.data;
+  if (data.text.empty() && data.sources.empty()) {
+    errors.add("data.text", origin_of(tree, "data"),
+               "expected text files or prepared sources, got none; set data.text or data.sources");
+  }
+  if (!data.text.empty() && !data.sources.empty()) {
+    errors.add("data.sources", origin_of(tree, "data.sources"),
+               "expected either text or sources, got both; remove one");
+  }
+  double weight = 0;
+  for (const SourceOptions& source : data.sources) weight += source.weight;
+  if (!data.sources.empty() && weight <= 0) {
+    errors.add("data.sources", origin_of(tree, "data.sources"), "expected at least one weight above 0");
+  }
+}
+
+LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_size, ConfigErrors& errors) {
+  LoadedConfig loaded;
+  loaded.tree = std::move(tree);
+  TrainConfig& config = loaded.config;
+  config.model.options = ModelRegistry::instance().make_options(config.model.kind);
+  parse_fields(
+      loaded.tree, "", [&](FieldVisitor& v) { config.fields(v); }, errors);
+  if (config.run.name.empty()) config.run.name = default_name;
+  if (config.run.name.find('/') != std::string::npos || config.run.name == "." || config.run.name == "..") {
+    errors.add("run.name", origin_of(loaded.tree, "run.name"),
+               str("expected a plain folder name, got '", config.run.name, "'"));
+  }
+  if (config.data.prepared.empty()) config.data.prepared = config.run.folder + "/data/" + config.run.name;
+  config.data.prepare.text = config.data.text;
+  config.data.prepare.output = config.data.prepared;
+  check_data(config, loaded.tree, errors);
+  // Cross-field rules are only meaningful on values that are fine by themselves.
+  if (errors.empty()) {
+    config.model_options().check("model", loaded.tree, errors);
+    if (world_size > 0) {
+      const int64_t experts = config.model_options().num_experts();
+      resolve_layout(
+          config.parallel,
+          LayoutFacts{world_size, experts, config.data.global_batch, config.data.micro_batch.value_or(0)},
+          loaded.tree, errors);
+    }
+  }
+  errors.throw_if_any();
+  return loaded;
+}
+
+}  // namespace
+
+LoadedConfig load_train_config(const std::string& path, const std::vector<std::string>& overrides,
+                               int world_size) {
+  ConfigErrors errors;
+  ConfigNode tree = load_yaml_file(path, errors);
+  for (const std::string& assignment : overrides) apply_override(tree, assignment, errors);
+  return finish(std::move(tree), std::filesystem::path(path).stem().string(), world_size, errors);
+}
+
+LoadedConfig load_train_config_text(const std::string& text, const std::string& source,
+                                    const std::vector<std::string>& overrides, int world_size) {
+  ConfigErrors errors;
+  ConfigNode tree = load_yaml_text(text, source, errors);
+  for (const std::string& assignment : overrides) apply_override(tree, assignment, errors);
+  return finish(std::move(tree), "run", world_size, errors);
+}
+
+ParallelLayout layout_of(const TrainConfig& config, int world_size) {
+  ConfigErrors errors;
+  const LayoutFacts facts{world_size, config.model_options().num_experts(), config.data.global_batch,
+                          config.data.micro_batch.value_or(0)};
+  const ParallelLayout layout = resolve_layout(config.parallel, facts, ConfigNode{}, errors);
+  errors.throw_if_any();
+  return layout;
+}
+
+int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout) {
+  return config.data.micro_batch.value_or(config.data.global_batch / layout.dp);
+}
+
+std::string to_yaml(const TrainConfig& config) {
+  TrainConfig copy = config;
+  return print_fields([&](FieldVisitor& v) { copy.fields(v); });
+}
+
+namespace {
+
+void flatten(const ConfigNode& node, const std::string& path, std::map<std::string, std::string>& out) {
+  switch (node.kind) {
+    case ConfigNode::Kind::map:
+      for (const auto& entry : node.entries)
+        flatten(entry.value, path.empty() ? entry.key : path + "." + entry.key, out);
+      break;
+    case ConfigNode::Kind::list:
+      for (size_t i = 0; i < node.items.size(); i++) flatten(node.items[i], str(path, ".", i), out);
+      break;
+    case ConfigNode::Kind::scalar:
+      out[path] = node.scalar;
+      break;
+    case ConfigNode::Kind::null:
+      out[path] = "null";
+      break;
+  }
+}
+
+bool may_differ(const std::string& key) {
+  // Where the run goes, how it is watched, and how it is laid out; the layout never changes the result
+  // (docs/design.md).
+  for (const char* prefix :
+       {"parallel.", "eval.", "checkpoint.", "run.name", "run.folder", "run.steps", "run.log_every",
+        "run.resume", "run.threads", "run.device", "run.allow_config_change", "data.micro_batch",
+        "data.prepared", "model.recompute"}) {
+    if (key.starts_with(prefix)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+ConfigChanges compare_configs(const std::string& old_yaml, const std::string& new_yaml) {
+  ConfigErrors errors;
+  std::map<std::string, std::string> before, after;
+  flatten(load_yaml_text(old_yaml, "checkpoint config", errors), "", before);
+  flatten(load_yaml_text(new_yaml, "this run's config", errors), "", after);
+  errors.throw_if_any();
+  ConfigChanges changes;
+  auto note = [&](const std::string& key, const std::string& from, const std::string& to) {
+    (may_differ(key) ? changes.harmless : changes.meaningful).push_back(str(key, ": ", from, " -> ", to));
+  };
+  for (const auto& [key, value] : before) {
+    auto it = after.find(key);
+    if (it == after.end())
+      note(key, value, "(absent)");
+    else if (it->second != value)
+      note(key, value, it->second);
+  }
+  for (const auto& [key, value] : after) {
+    if (!before.contains(key)) note(key, "(absent)", value);
+  }
+  return changes;
+}
+
+}  // namespace shoal

@@ -1,0 +1,108 @@
+// TrainConfig: one experiment file. Sections: run, model, data, optim, parallel, eval, checkpoint. Loading
+// checks everything that can be checked before data is read or memory allocated, and reports all problems at
+// once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "data/batch_loader.h"
+#include "data/prepare.h"
+#include "data/token_dataset.h"
+#include "models/model.h"
+#include "parallel/mesh.h"
+
+namespace shoal {
+
+struct RunOptions {
+  std::string name;
+  std::string folder = "runs";
+  int64_t steps = 1000, seed = 1, log_every = 10;
+  std::string resume = "auto";
+  AutoInt threads;
+  std::string device = "cpu", dtype = "f32";
+  bool allow_config_change = false;
+  void fields(FieldVisitor& v);
+};
+
+/// A prepared dataset folder in a blend.
+struct SourceOptions {
+  std::string path;
+  double weight = 1;
+  void fields(FieldVisitor& v);
+};
+
+struct DataOptions {
+  std::vector<std::string> text;
+  std::vector<SourceOptions> sources;
+  std::string prepared;
+  PrepareOptions prepare;  // text and output are filled from the fields above
+  SplitOptions split;
+  LoaderOptions loader;
+  int64_t seq_len = 256, global_batch = 8;
+  AutoInt micro_batch;
+  void fields(FieldVisitor& v);
+};
+
+struct OptimOptions {
+  double learning_rate = 1e-3, clip_norm = 1;
+  Choice optimizer{"adamw", nullptr}, schedule{"cosine", nullptr};
+  void fields(FieldVisitor& v);
+};
+
+struct EvalOptions {
+  int64_t every = 0, samples = 256;
+  bool at_end = true;
+  void fields(FieldVisitor& v);
+};
+
+struct SaveOptions {
+  int64_t every = 0, keep_last = 3, keep_every = 0;
+  bool at_end = true;
+  void fields(FieldVisitor& v);
+};
+
+struct TrainConfig {
+  RunOptions run;
+  Choice model{"transformer", nullptr};
+  DataOptions data;
+  OptimOptions optim;
+  ParallelOptions parallel;
+  EvalOptions eval;
+  SaveOptions checkpoint;
+  void fields(FieldVisitor& v);
+
+  ModelOptions& model_options() const;
+  std::string run_folder() const { return run.folder + "/" + run.name; }
+};
+
+struct LoadedConfig {
+  TrainConfig config;
+  ConfigNode tree;  // for origins
+};
+
+/// Reads an experiment file with "key=value" overrides. `world_size` <= 0: rules about the number of ranks
+/// are left out. Throws one UsageError with every problem.
+LoadedConfig load_train_config(const std::string& path, const std::vector<std::string>& overrides,
+                               int world_size);
+/// The same from text (a checkpoint's stored config).
+LoadedConfig load_train_config_text(const std::string& text, const std::string& source,
+                                    const std::vector<std::string>& overrides, int world_size);
+
+/// The layout for a world size; the config must have been loaded for it.
+ParallelLayout layout_of(const TrainConfig& config, int world_size);
+/// Sequences per rank and forward pass.
+int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout);
+
+/// The resolved config as YAML.
+std::string to_yaml(const TrainConfig& config);
+
+/// Keys whose values differ, "key: old -> new", split by whether a resumed run may differ in them.
+struct ConfigChanges {
+  std::vector<std::string> harmless, meaningful;
+};
+ConfigChanges compare_configs(const std::string& old_yaml, const std::string& new_yaml);
+
+}  // namespace shoal

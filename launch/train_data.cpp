@@ -1,0 +1,114 @@
+// open_data: from the `data` section to loaders.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "launch/trainer.h"
+
+namespace shoal {
+
+namespace {
+
+/// Rank 0 works, the others sleep: a rank that waits inside a collective would take a core from it.
+template <class F>
+void on_rank_zero(Communicator& world, const F& work) {
+  const Tensor flag = Tensor::zeros({1}, DType::u8);
+  if (world.rank() == 0) work();
+  Work done = world.broadcast(flag, 0);
+  while (!done.test()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  done.wait();
+}
+
+void prepare_with_progress(const PrepareOptions& options) {
+  const bool tty = isatty(STDOUT_FILENO) != 0;
+  bool shown = false;
+  auto last = std::chrono::steady_clock::now() - std::chrono::hours(1);
+  const PrepareReport report = prepare_dataset(options, [&](const PrepareProgress& p) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!tty || now - last < std::chrono::milliseconds(100)) return;
+    last = now;
+    shown = true;
+    const double share =
+        p.total_bytes > 0 ? static_cast<double>(p.done_bytes) / static_cast<double>(p.total_bytes) : 0;
+    const int filled = static_cast<int>(share * 30);
+    std::printf("\r  %-16s [%.*s%*s] %5.1f %%", p.phase.c_str(), filled, "##############################",
+                30 - filled, "", 100 * share);
+    std::fflush(stdout);
+  });
+  if (shown) std::printf("\r%*s\r", 64, "");
+  if (report.up_to_date) {
+    log::info("data       ", options.output, " (", human_count(static_cast<double>(report.tokens)),
+              " tokens, already prepared)");
+  } else {
+    log::info(report.text());
+  }
+}
+
+std::vector<std::string> source_folders(const TrainConfig& config) {
+  std::vector<std::string> folders;
+  for (const SourceOptions& source : config.data.sources) folders.push_back(source.path);
+  if (folders.empty()) folders.push_back(config.data.prepared);
+  return folders;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config) {
+  const std::string path = source_folders(config).front() + "/tokenizer.json";
+  if (!std::filesystem::exists(path)) {
+    throw UsageError(str("tokenizer ", path, ": not found; prepare the data first (`shoal prepare CONFIG`)"));
+  }
+  return load_tokenizer(path);
+}
+
+TrainData open_data(const TrainConfig& config, const ConfigNode& tree, Communicator& world) {
+  if (!config.data.text.empty()) {
+    on_rank_zero(world, [&] { prepare_with_progress(config.data.prepare); });
+  }
+  TrainData data;
+  data.tokenizer = open_tokenizer(config);
+  const int64_t tokens = data.tokenizer->vocab_size();
+  data.vocab_size = config.model_options().vocab_size.value_or(tokens);
+  if (data.vocab_size < tokens) {
+    throw UsageError(str("config model.vocab_size (", origin_of(tree, "model.vocab_size").text(),
+                         "): expected at least the tokenizer's ", tokens, ", got ", data.vocab_size,
+                         "; raise it or use auto"));
+  }
+  std::vector<WeightedDataset> train, validation;
+  const std::vector<std::string> folders = source_folders(config);
+  const bool held_out = config.data.split.val_fraction > 0 || config.data.split.val_documents > 0;
+  for (size_t i = 0; i < folders.size(); i++) {
+    const double weight = config.data.sources.empty() ? 1 : config.data.sources[i].weight;
+    if (i > 0) {
+      const auto other = load_tokenizer(folders[i] + "/tokenizer.json");
+      if (other->to_json() != data.tokenizer->to_json()) {
+        throw UsageError(str("config data.sources: ", folders[i],
+                             " was prepared with another tokenizer than ", folders[0],
+                             "; prepare it with tokenizer: {kind: file, path: ", folders[0], "}"));
+      }
+    }
+    auto source = std::make_shared<const IndexedDataset>(folders[i] + "/tokens");
+    train.push_back({std::make_shared<const TokenDataset>(source, config.data.split,
+                                                          held_out ? Split::train : Split::all),
+                     weight});
+    if (held_out) {
+      validation.push_back(
+          {std::make_shared<const TokenDataset>(source, config.data.split, Split::validation), weight});
+    }
+  }
+  const DataOptions& d = config.data;
+  data.train = std::make_shared<const BatchLoader>(d.loader, train, d.seq_len, data.vocab_size);
+  if (held_out) {
+    LoaderOptions in_order = d.loader;
+    in_order.sampling = "sequential";
+    data.validation = std::make_shared<const BatchLoader>(in_order, validation, d.seq_len, data.vocab_size);
+  }
+  return data;
+}
+
+}  // namespace shoal

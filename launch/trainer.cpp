@@ -1,0 +1,313 @@
+#include "launch/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/base/threads.h"
+#include "core/ops/linear.h"
+#include "launch/console.h"
+#include "parallel/bootstrap.h"
+
+namespace shoal {
+
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+DType dtype_from(const std::string& name) {
+  return name == "f64" ? DType::f64 : DType::f32;
+}
+
+}  // namespace
+
+double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
+  const int64_t n = 512;
+  const Tensor a = Tensor::zeros({n, n}, dtype, device), b = Tensor::zeros({n, n}, dtype, device);
+  const Tensor c = Tensor::zeros({n, n}, dtype, device);
+  world.barrier();
+  double best = 0;
+  const double start = now_seconds();
+  while (now_seconds() - start < 0.25) {
+    const double before = now_seconds();
+    for (int i = 0; i < 4; i++) gemm(device, Gemm{false, true, false}, a, b, c);
+    device_runtime(device.type).synchronize();
+    best = std::max(best, 4 * 2.0 * static_cast<double>(n * n * n) / (now_seconds() - before));
+  }
+  return best;
+}
+
+Trainer::Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world)
+    : loaded_(std::move(loaded)),
+      config_(loaded_.config),
+      world_(std::move(world)),
+      metrics_(std::filesystem::path(config_.run_folder()) / "metrics.jsonl") {
+  build();
+  restore();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::build() {
+  device_ = Device{config_.run.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
+  device_runtime(device_.type);  // fails with a clear text when this build has no such device
+  const ParallelLayout layout = layout_of(config_, world_->size());
+  data_ = open_data(config_, loaded_.tree, *world_);
+  mesh_ = std::make_unique<Mesh>(world_, layout);
+  micro_batch_ = micro_batch_of(config_, layout);
+  num_micro_batches_ = config_.data.global_batch / (micro_batch_ * layout.dp);
+
+  EngineOptions options;
+  options.model = config_.model;
+  options.optimizer = config_.optim.optimizer;
+  options.dispatcher = config_.parallel.dispatcher;
+  options.vocab_size = data_.vocab_size;
+  options.seq_len = config_.data.seq_len;
+  options.seed = static_cast<uint64_t>(config_.run.seed);
+  options.clip_norm = config_.optim.clip_norm;
+  options.bucket_mb = config_.parallel.bucket_mb;
+  options.dtype = dtype_from(config_.run.dtype);
+  options.device = device_;
+  const int64_t limit = config_.model_options().facts(data_.vocab_size, config_.data.seq_len).params_total;
+  log::debug("building a model of ", limit, " parameters");
+  engine_ = std::make_unique<TrainEngine>(options, *mesh_);
+  schedule_ = ScheduleRegistry::make(config_.optim.schedule,
+                                     ScheduleContext{config_.optim.learning_rate, config_.run.steps});
+  checkpoints_ = std::make_unique<CheckpointStore>(
+      CheckpointOptions{std::filesystem::path(config_.run_folder()) / "checkpoints",
+                        config_.checkpoint.keep_last, config_.checkpoint.keep_every},
+      *world_);
+}
+
+void Trainer::check_resumed_config(const LoadedCheckpoint& found) {
+  const ConfigChanges changes = compare_configs(found.config_yaml, to_yaml(config_));
+  if (world_->rank() == 0) {
+    for (const std::string& change : changes.harmless) log::info("  changed since the checkpoint: ", change);
+  }
+  if (changes.meaningful.empty()) return;
+  const std::string list = join(changes.meaningful, "\n  ");
+  if (!config_.run.allow_config_change) {
+    throw UsageError(str("resume from ", found.path.string(), ": settings that change the result differ:\n  ",
+                         list,
+                         "\nrestore them, choose another run.name, or set run.allow_config_change: true"));
+  }
+  if (world_->rank() == 0)
+    log::warn("settings that change the result differ from the checkpoint's:\n  ", list);
+}
+
+void Trainer::restore() {
+  const std::string folder = config_.run_folder() + "/checkpoints";
+  const std::optional<LoadedCheckpoint> found = checkpoints_->find();
+  if (!found) {
+    if (config_.run.resume == "required") {
+      throw UsageError(
+          str("run.resume is required but ", folder, " holds no checkpoint; check run.folder and run.name"));
+    }
+    progress_.data_fingerprint = data_.train->fingerprint();
+    return;
+  }
+  if (config_.run.resume == "never") {
+    throw UsageError(str("run.resume is never but ", folder, " holds a checkpoint of step ", found->step,
+                         "; choose another run.name or remove the folder"));
+  }
+  if (world_->rank() == 0) {
+    for (const std::string& reason : found->rejected) log::warn("checkpoint rejected: ", reason);
+    log::info("resume     ", found->path.string(), " (step ", found->step, ")");
+  }
+  check_resumed_config(*found);
+  checkpoints_->load(*found, engine_->state(), config_.run.allow_config_change);
+  progress_ = Progress::from_json(found->state_json);
+  if (progress_.data_fingerprint != data_.train->fingerprint() && !config_.run.allow_config_change) {
+    throw UsageError(str("resume from ", found->path.string(),
+                         ": the training data is not what it was (fingerprint ", progress_.data_fingerprint,
+                         ", now ", data_.train->fingerprint(),
+                         "); restore it or set run.allow_config_change: true"));
+  }
+  engine_->optimizer().set_num_steps(progress_.optimizer_steps);
+  last_saved_ = progress_.step;
+}
+
+std::vector<ModelBatch> Trainer::next_micro_batches() {
+  std::vector<ModelBatch> batches;
+  for (int64_t i = 0; i < num_micro_batches_; i++) {
+    Batch batch = prefetch_->next();
+    batches.push_back(to_model_batch(batch, config_.data.loader.mask_documents, device_));
+    prefetch_->recycle(std::move(batch));
+  }
+  return batches;
+}
+
+StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_requested) {
+  const double begin = now_seconds();
+  const std::vector<ModelBatch> batches = next_micro_batches();
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.learning_rate = schedule_->at(step);
+  const StepResult result = engine_->step(batches, metrics.learning_rate, stop_signal);
+  stop_requested = result.stop_requested;
+
+  progress_.step = step;
+  progress_.tokens += config_.data.global_batch * config_.data.seq_len;
+  progress_.samples += config_.data.global_batch;
+  progress_.optimizer_steps = engine_->optimizer().num_steps();
+  if (!result.updated) {
+    progress_.skipped++;
+    if (world_->rank() == 0) {
+      log::warn("step ", step, ": no update, ",
+                result.labels == 0 ? "the step has no labels" : "the gradient norm is not finite", " (",
+                progress_.skipped, " skipped so far)");
+    }
+  }
+  metrics.tokens = progress_.tokens;
+  metrics.skipped = progress_.skipped;
+  metrics.loss = result.loss;
+  metrics.aux_loss = result.aux_loss;
+  metrics.z_loss = result.z_loss;
+  metrics.grad_norm = result.grad_norm;
+  int64_t dropped = 0, assigned = 0;
+  for (const MoeStepStats& stats : result.moe) {
+    LayerMetrics layer;
+    layer.layer = stats.layer;
+    layer.counts = stats.counts_E;
+    int64_t total = 0, largest = 0;
+    for (const int64_t count : stats.counts_E) {
+      total += count;
+      largest = std::max(largest, count);
+      layer.dead += count == 0;
+    }
+    const double mean = static_cast<double>(total) / static_cast<double>(stats.counts_E.size());
+    const double load = mean > 0 ? static_cast<double>(largest) / mean : 0;
+    layer.max_vio = load - 1;
+    layer.entropy = stats.entropy;
+    layer.dropped = total > 0 ? static_cast<double>(stats.dropped) / static_cast<double>(total) : 0;
+    layer.bias_min = stats.bias_min;
+    layer.bias_max = stats.bias_max;
+    dropped += stats.dropped;
+    assigned += total;
+    metrics.max_load = std::max(metrics.max_load, load);
+    metrics.layers.push_back(std::move(layer));
+  }
+  metrics.dropped = assigned > 0 ? static_cast<double>(dropped) / static_cast<double>(assigned) : 0;
+
+  const double seconds = now_seconds() - begin;
+  seconds_in_steps_ += seconds;
+  tokens_in_steps_ += config_.data.global_batch * config_.data.seq_len;
+  steps_timed_++;
+  // The first step also touches memory; it would spoil the estimate.
+  mean_step_seconds_ =
+      mean_step_seconds_ == 0 || steps_timed_ <= 2 ? seconds : 0.95 * mean_step_seconds_ + 0.05 * seconds;
+  return metrics;
+}
+
+void Trainer::log_step(const StepMetrics& step) {
+  StepMetrics m = step;
+  m.tokens_per_s = static_cast<double>(tokens_in_steps_) / seconds_in_steps_;
+  m.step_ms = 1000 * seconds_in_steps_ /
+              std::max<double>(1, static_cast<double>(tokens_in_steps_) /
+                                      static_cast<double>(config_.data.global_batch * config_.data.seq_len));
+  const double flops = engine_->model().facts().flops_per_token() * m.tokens_per_s;
+  m.tflops = flops / 1e12;
+  m.mfu = peak_flops_ > 0 ? flops / peak_flops_ : 0;
+  m.peak_bytes = device_runtime(device_.type).stats().peak_bytes;
+  seconds_in_steps_ = 0;
+  tokens_in_steps_ = 0;
+  if (world_->rank() != 0) return;
+  metrics_.write(m);
+  if (lines_++ % 25 == 0) log::info(step_header());
+  log::info(step_line(m, static_cast<double>(config_.run.steps - m.step) * mean_step_seconds_));
+}
+
+EvalMetrics Trainer::evaluate() {
+  return evaluate_model(*engine_, data_, config_, progress_.step);
+}
+
+void Trainer::log_evaluation(const EvalMetrics& metrics) {
+  if (world_->rank() != 0) return;
+  metrics_.write(metrics);
+  log::info(eval_line(metrics));
+}
+
+void Trainer::save() {
+  if (last_saved_ == progress_.step) return;
+  const double begin = now_seconds();
+  const std::string problem =
+      checkpoints_->save(progress_.step, engine_->state(), progress_.to_json(), to_yaml(config_));
+  if (world_->rank() != 0) {
+    if (problem.empty()) last_saved_ = progress_.step;
+    return;
+  }
+  if (problem.empty()) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.2f s", now_seconds() - begin);
+    log::info("  checkpoint of step ", progress_.step, " saved (", seconds, ")");
+    last_saved_ = progress_.step;
+  } else {
+    log::warn("checkpoint of step ", progress_.step, " was not saved, training goes on: ", problem);
+  }
+}
+
+void Trainer::print_summary() const {
+  if (world_->rank() != 0) return;
+  log::info(run_summary(config_, *engine_, data_, peak_flops_, num_micro_batches_, micro_batch_));
+}
+
+TrainEnd Trainer::run() {
+  install_stop_signals();
+  const int64_t steps = config_.run.steps;
+  if (progress_.step >= steps && last_saved_ >= 0) {
+    if (world_->rank() == 0) {
+      log::info("run        ", config_.run_folder(), " has reached step ", progress_.step, " of ", steps,
+                "; nothing to do");
+    }
+    return TrainEnd::already_done;
+  }
+  peak_flops_ = world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
+  if (world_->rank() == 0) {
+    std::filesystem::create_directories(config_.run_folder());
+    metrics_.begin(last_saved_);
+    if (last_saved_ < 0) metrics_.write_run(run_record(config_, *engine_, world_->size()));
+    write_resolved_config(config_);
+  }
+  print_summary();
+  device_runtime(device_.type).reset_peak();
+
+  const int64_t first_step = progress_.step + 1, dp_index = mesh_->coords()[Axis::dp].index;
+  const int64_t per_rank = micro_batch_ * num_micro_batches_, global = config_.data.global_batch;
+  const int64_t done_samples = progress_.samples, micro = micro_batch_, per_step = num_micro_batches_;
+  prefetch_ = std::make_unique<PrefetchingLoader>(data_.train, [=](int64_t call) {
+    const int64_t first =
+        done_samples + call / per_step * global + dp_index * per_rank + call % per_step * micro;
+    return PrefetchingLoader::Range{first, micro};
+  });
+
+  bool stop = false;
+  for (int64_t step = first_step; step <= steps && !stop; step++) {
+    const StepMetrics metrics = train_step(step, stop_signal_seen(), stop);
+    const bool last = step == steps;
+    if (step % config_.run.log_every == 0 || step == 1 || last || stop) log_step(metrics);
+    const bool eval_due = config_.eval.every > 0 && step % config_.eval.every == 0;
+    if (data_.validation && (eval_due || (last && config_.eval.at_end))) log_evaluation(evaluate());
+    const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
+    if (save_due || (last && config_.checkpoint.at_end) || stop) save();
+  }
+  prefetch_.reset();
+  if (steps == 0) {
+    if (data_.validation && config_.eval.at_end) log_evaluation(evaluate());
+    if (config_.checkpoint.at_end) save();
+  }
+  if (stop && progress_.step < steps) {
+    if (world_->rank() == 0)
+      log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
+    return TrainEnd::stopped;
+  }
+  return TrainEnd::done;
+}
+
+}  // namespace shoal

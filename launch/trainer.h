@@ -1,0 +1,105 @@
+// Trainer: the run around TrainEngine: data, checkpoints, evaluation, log, signals. One instance per rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/prefetching_loader.h"
+#include "data/tokenizer.h"
+#include "launch/checkpoint.h"
+#include "launch/engine.h"
+#include "launch/metrics.h"
+#include "launch/train_config.h"
+#include "optim/schedule.h"
+
+namespace shoal {
+
+/// Tokenizer and datasets of a config. Rank 0 prepares text that is not prepared yet, with a progress line;
+/// the other ranks sleep meanwhile. Collective.
+struct TrainData {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::shared_ptr<const BatchLoader> train, validation;  // validation: null without held-out data
+  int64_t vocab_size = 0;
+};
+TrainData open_data(const TrainConfig& config, const ConfigNode& tree, Communicator& world);
+/// The tokenizer of a prepared config, without datasets. Throws UsageError when nothing is prepared yet.
+std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config);
+
+/// Loss on the held-out data of a config: the first eval.samples windows, always the same ones. Collective;
+/// leaves no trace in the model. Memory does not grow with the number of samples.
+EvalMetrics evaluate_model(TrainEngine& engine, const TrainData& data, const TrainConfig& config,
+                           int64_t step);
+
+/// How a training ended.
+enum class TrainEnd { done, already_done, stopped };
+
+/// What must be remembered between runs besides tensors; stored as JSON in the checkpoint.
+struct Progress {
+  int64_t step = 0;     // optimizer steps asked for so far, skipped ones included
+  int64_t tokens = 0;   // consumed
+  int64_t samples = 0;  // consumed: the data position
+  int64_t skipped = 0;  // steps without an update because of non-finite gradients
+  int64_t optimizer_steps = 0;
+  uint64_t data_fingerprint = 0;
+  std::string to_json() const;
+  static Progress from_json(const std::string& json);
+};
+
+class Trainer {
+ public:
+  /// Builds everything and restores the newest checkpoint. Collective over the world.
+  Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world);
+  ~Trainer();
+
+  /// Trains to the configured number of steps. Collective.
+  TrainEnd run();
+  /// Loss on the held-out data. Collective. Changes nothing about training.
+  EvalMetrics evaluate();
+
+  TrainEngine& engine() { return *engine_; }
+  const Tokenizer& tokenizer() const { return *data_.tokenizer; }
+  const TrainConfig& config() const { return config_; }
+  const Progress& progress() const { return progress_; }
+
+ private:
+  void build();
+  void print_summary() const;
+  void restore();
+  void check_resumed_config(const LoadedCheckpoint& found);
+  StepMetrics train_step(int64_t step, bool stop_signal, bool& stop_requested);
+  std::vector<ModelBatch> next_micro_batches();
+  void log_step(const StepMetrics& metrics);
+  void log_evaluation(const EvalMetrics& metrics);
+  void save();
+
+  LoadedConfig loaded_;
+  TrainConfig& config_;
+  std::shared_ptr<Communicator> world_;
+  TrainData data_;
+  Device device_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<TrainEngine> engine_;
+  std::unique_ptr<Schedule> schedule_;
+  std::unique_ptr<CheckpointStore> checkpoints_;
+  std::unique_ptr<PrefetchingLoader> prefetch_;
+  MetricsWriter metrics_;
+  Progress progress_;
+  int64_t micro_batch_ = 1, num_micro_batches_ = 1;
+  int64_t last_saved_ = -1, lines_ = 0;
+  double peak_flops_ = 0;        // measured GEMM rate of all ranks together
+  double seconds_in_steps_ = 0;  // since the last log line, evaluation and saving excluded
+  int64_t tokens_in_steps_ = 0, steps_timed_ = 0;
+  double mean_step_seconds_ = 0;  // for the ETA
+};
+
+/// SIGTERM and SIGUSR1 ask for a checkpoint at the next step boundary and an orderly end. Installed by
+/// Trainer::run.
+void install_stop_signals();
+bool stop_signal_seen();
+
+/// GEMM FLOP/s of this rank's team, measured for about a quarter of a second while all ranks do the same.
+double measure_gemm_flops(Device device, DType dtype, Communicator& world);
+
+}  // namespace shoal

@@ -1,0 +1,67 @@
+#include "models/ffn.h"
+
+#include "core/ops/activation.h"
+#include "core/ops/linear.h"
+
+namespace shoal {
+
+namespace {
+
+class Plain final : public FfnActivation {
+ public:
+  explicit Plain(Activation f) : f_(f) {}
+  bool gated() const override { return false; }
+  Tensor forward(const Tensor& h) const override { return activate(h, f_); }
+
+ private:
+  Activation f_;
+};
+
+class Gated final : public FfnActivation {
+ public:
+  explicit Gated(Activation f) : f_(f) {}
+  bool gated() const override { return true; }
+  Tensor forward(const Tensor& h) const override { return gated_activate(h, f_); }
+
+ private:
+  Activation f_;
+};
+
+template <class A>
+bool add(const char* name, const char* doc, Activation f) {
+  return FfnActivationRegistry::add<NoOptions>(name, doc,
+                                               [f](const NoOptions&) { return std::make_unique<A>(f); });
+}
+const bool registered[] = {
+    add<Gated>("swiglu", "silu(gate) * up (arXiv:2002.05202)", Activation::silu),
+    add<Gated>("geglu", "gelu(gate) * up (arXiv:2002.05202)", Activation::gelu),
+    add<Plain>("silu", "x * sigmoid(x)", Activation::silu),
+    add<Plain>("gelu", "x * Phi(x), exact", Activation::gelu),
+    add<Plain>("relu", "max(x, 0)", Activation::relu),
+};
+
+}  // namespace
+
+int64_t auto_ffn_hidden(int64_t hidden_size, bool gated) {
+  return gated ? (hidden_size * 8 + 3 * 128 - 1) / (3 * 128) * 128 : 4 * hidden_size;
+}
+
+Ffn::Ffn(const FfnShape& shape, const Choice& activation, const BuildContext& context)
+    : shape_(shape), activation_(FfnActivationRegistry::make(activation)) {
+  const int64_t D = shape.hidden_size, F = shape.ffn_hidden;
+  const bool gated = activation_->gated();
+  w1_ = &add_parameter(context, "w1", gated ? Shape{2, F, D} : Shape{F, D}, Init::normal(shape.init_std));
+  if (shape.bias) {
+    b1_ = &add_parameter(context, "b1", gated ? Shape{2, F} : Shape{F}, Init::zeros(), ParamKind::bias);
+  }
+  w2_ = &add_parameter(context, "w2", Shape{D, F}, Init::normal(shape.output_init_std));
+  if (shape.bias) b2_ = &add_parameter(context, "b2", Shape{D}, Init::zeros(), ParamKind::bias);
+}
+
+Tensor Ffn::forward(const Tensor& x_TD) const {
+  const int64_t D = shape_.hidden_size, up = w1_->value.numel() / D;
+  const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
+  return linear(activation_->forward(linear(x_TD, w1_->value.view({up, D}), b1)), w2_->value, b2);
+}
+
+}  // namespace shoal

@@ -1,0 +1,120 @@
+// Model: what the trainer drives. A model turns a micro-batch into a scalar loss on the tape, and keeps the
+// statistics of its MoE layers over the micro-batches of one optimizer step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/registry.h"
+#include "core/nn/module.h"
+#include "core/tensor/tensor.h"
+#include "parallel/mesh.h"
+
+namespace shoal {
+
+/// B sequences of S tokens of this rank; rows are tokens, T = B * S. B may be 0 (a rank without data still
+/// takes part).
+struct ModelBatch {
+  int64_t batch = 0, seq = 0;
+  Tensor tokens_T;     // i32
+  Tensor labels_T;     // i32; -1 = no loss here
+  Tensor positions_T;  // i32
+  Tensor document_BS;  // i32, ascending per row; undefined: rows are not split into documents
+  Tensor valid_T;      // u8, 0 = padding; undefined: no padding
+};
+
+/// What a forward pass is for. Only `train` leaves traces (counts of MoE layers).
+enum class Pass : uint8_t {
+  train,     // gradients will follow
+  evaluate,  // no gradients, no traces, no capacity drops
+  measure,   // counts assignments for an auxiliary loss over the whole global batch, nothing else
+};
+
+/// Sums over the whole optimizer step (all ranks, all micro-batches): the denominators of every loss.
+struct StepTotals {
+  int64_t labels = 1;             // labels >= 0
+  int64_t tokens = 1;             // valid tokens
+  int64_t num_micro_batches = 1;  // per rank
+};
+
+struct ForwardContext {
+  Pass pass = Pass::train;
+  StepTotals totals;
+};
+
+/// Scalars of one micro-batch on this rank, already divided by the step's totals: summing them over
+/// micro-batches and ranks gives the step's losses.
+struct LossTerms {
+  Tensor total;  // lm + aux + z: what backward starts from
+  Tensor lm;
+  Tensor aux, z;  // undefined when off
+};
+
+/// One MoE layer over one optimizer step, summed over all ranks.
+struct MoeStepStats {
+  int64_t layer = 0;
+  std::vector<int64_t> counts_E;  // assignments before drops
+  int64_t tokens = 0;             // valid tokens routed
+  int64_t dropped = 0;            // assignments over capacity
+  double entropy = 0;             // mean over tokens, nats
+  double bias_min = 0, bias_max = 0;
+};
+
+/// Parameter and FLOP counts that follow from the config alone.
+struct ModelFacts {
+  int64_t params_total = 0, params_active = 0;   // active: used by one token
+  int64_t params_embedding = 0;                  // token and position tables; part of both
+  double flops_forward = 0, flops_backward = 0;  // per token; causal attention counted at half
+  double flops_per_token() const { return flops_forward + flops_backward; }
+};
+
+/// Keys and values of the tokens seen so far, for generation.
+struct DecodeState {
+  int64_t length = 0, capacity = 0, batch = 0;
+  std::vector<Tensor> keys, values;  // per layer [B, capacity, G, C]
+};
+
+class Model : public Module {
+ public:
+  /// Records the forward pass of a micro-batch. Collective over the ep group when there are MoE layers.
+  virtual LossTerms loss(const ModelBatch& batch, const ForwardContext& context) = 0;
+
+  /// Logits [B, V] of the last of `tokens` new tokens per sequence, which are appended to `state`. No
+  /// gradients. Collective over the ep group. tokens_T: B * n ids.
+  virtual Tensor next_logits(const Tensor& tokens_T, DecodeState& state) = 0;
+  virtual DecodeState make_decode_state(int64_t batch, int64_t capacity) const = 0;
+
+  /// Whether the step's micro-batches must run once with Pass::measure first; then call end_measure().
+  /// Collective.
+  virtual bool needs_measure(int64_t num_micro_batches) const = 0;
+  virtual void end_measure() = 0;
+  /// Sums the step's MoE statistics over all ranks, clears them, and, when the optimizer took the step, moves
+  /// the expert biases once. Collective.
+  virtual std::vector<MoeStepStats> end_step(bool update_bias) = 0;
+
+  virtual const ModelFacts& facts() const = 0;
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t max_positions() const = 0;  // 0: no limit
+};
+
+/// What a model is built from besides its own options.
+struct ModelContext {
+  BuildContext build;
+  const Mesh* mesh = nullptr;
+  const Choice* dispatcher = nullptr;  // DispatcherRegistry
+  int64_t vocab_size = 0, seq_len = 0;
+};
+
+/// Options of a model also answer questions that are needed before it can be built.
+struct ModelOptions : Options {
+  AutoInt vocab_size;                       // auto: the tokenizer's
+  virtual int64_t num_experts() const = 0;  // largest over the layers; 0: no MoE layer
+  virtual ModelFacts facts(int64_t vocab_size, int64_t seq_len) const = 0;
+  /// Adds every violated rule between fields. `path` is the section ("model"), `root` gives origins.
+  virtual void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const = 0;
+};
+using ModelRegistry = Registry<Model, const ModelContext&>;
+
+}  // namespace shoal

@@ -1,0 +1,161 @@
+#include "models/moe/moe_layer.h"
+
+#include <algorithm>
+
+#include "core/autograd/tape.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/linear.h"
+
+namespace shoal {
+
+void MoeOptions::fields(FieldVisitor& v) {
+  v("num_experts", num_experts, "routed experts per MoE layer; 0: no MoE layers", at_least(0));
+  v("top_k", top_k, "routed experts per token", at_least(1));
+  v("hidden", hidden,
+    "FFN width of one routed expert; auto: the dense FFN's width divided by top_k, rounded up to 8",
+    at_least(1));
+  v("shared_experts", shared_experts, "experts that every token passes", at_least(0));
+  v("shared_hidden", shared_hidden, "FFN width of one shared expert; auto: the routed experts' width",
+    at_least(1));
+  v("shared_gate", shared_gate, "scale the shared experts' output by sigmoid(w . x) per token");
+  v("first_dense", first_dense, "this many first layers have a dense FFN", at_least(0));
+  v("every", every, "after those, every n-th layer is an MoE layer, starting with the n-th", at_least(1));
+  v("layers", layers, "explicit list of MoE layers (0-based); overrides first_dense and every");
+  v("capacity_factor", capacity_factor,
+    "limit of tokens per expert, C = ceil(factor * k * tokens / experts); 0: dropless. Training only",
+    at_least(0));
+  v("drop_policy", drop_policy,
+    "which tokens lose: later positions (after all first choices), or smaller gate weights",
+    one_of({"position", "probability"}));
+  v("capacity_scope", capacity_scope,
+    "tokens that share a capacity; micro_batch depends on the parallel layout and is there for comparison "
+    "with others",
+    one_of({"sequence", "micro_batch"}));
+  v.choice("router", router, RouterRegistry::instance(), "how experts are chosen");
+}
+
+bool MoeOptions::is_moe_layer(int64_t layer) const {
+  if (num_experts == 0) return false;
+  if (!layers.empty()) return std::ranges::find(layers, layer) != layers.end();
+  return layer >= first_dense && (layer - first_dense + 1) % every == 0;
+}
+
+int64_t MoeOptions::router_params(int64_t hidden_size) const {
+  const auto options = router.options ? router.options : RouterRegistry::instance().make_options(router.kind);
+  const auto* router_options = dynamic_cast<const RouterOptions*>(options.get());
+  return router_options != nullptr ? router_options->num_params(hidden_size, num_experts) : 0;
+}
+
+Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation,
+                 const BuildContext& context)
+    : shape_(shape), activation_(FfnActivationRegistry::make(activation)) {
+  const int64_t E = num_experts, D = shape.hidden_size, F = shape.expert_hidden;
+  const bool gated = activation_->gated();
+  const Placement placement = Placement::expert();
+  w1_ = &add_parameter(context, "w1", gated ? Shape{E, 2, F, D} : Shape{E, F, D},
+                       Init::normal(shape.init_std), ParamKind::matrix, placement);
+  if (shape.bias) {
+    b1_ = &add_parameter(context, "b1", gated ? Shape{E, 2, F} : Shape{E, F}, Init::zeros(), ParamKind::bias,
+                         placement);
+  }
+  w2_ = &add_parameter(context, "w2", Shape{E, D, F}, Init::normal(shape.output_init_std), ParamKind::matrix,
+                       placement);
+  if (shape.bias) b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, placement);
+}
+
+Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const {
+  const int64_t e = w1_->value.size(0), D = shape_.hidden_size, F = shape_.expert_hidden;
+  const int64_t up = activation_->gated() ? 2 * F : F;
+  const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
+  const Tensor h = grouped_linear(x_RD, w1_->value.view({e, up, D}), rows_per_expert, b1);
+  return grouped_linear(activation_->forward(h), w2_->value, rows_per_expert, b2);
+}
+
+MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
+                   const ModelContext& context, const BuildContext& build)
+    : options_(options), shape_(shape), tokens_(context.mesh->tokens()) {
+  const RouterContext router{build.child("router"), shape.hidden_size,    options.num_experts,
+                             options.top_k,         shape.num_moe_layers, shape.init_std};
+  router_ = RouterRegistry::make(options.router, router);
+  add_module(*router_);
+  dispatcher_ = DispatcherRegistry::make(
+      *context.dispatcher, DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts});
+  experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, build.child("experts"));
+  add_module(*experts_);
+  if (shape.shared_hidden > 0) {
+    const FfnShape ffn{shape.hidden_size, shape.shared_hidden, shape.bias, shape.init_std,
+                       shape.output_init_std};
+    shared_ = std::make_unique<Ffn>(ffn, activation, build.child("shared"));
+    add_module(*shared_);
+    if (options.shared_gate) {
+      shared_gate_ = &add_parameter(build, "shared_gate.weight", Shape{1, shape.hidden_size},
+                                    Init::normal(shape.init_std));
+    }
+  }
+  clear();
+}
+
+void MoeLayer::clear() {
+  counters_.assign(static_cast<size_t>(options_.num_experts) + 2, 0);
+  step_counts_.clear();
+  entropy_sum_ = 0;
+}
+
+Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context) {
+  Routing routing = router_->route({x_TD, batch, context, tokens_, step_counts_});
+  int64_t dropped = 0;
+  if (options_.capacity_factor > 0 && context.pass == Pass::train) {
+    // Copies: the router's backward still needs what it chose.
+    const GradRef gradient = routing.weights_TK.grad_ref;
+    routing.expert_ids_TK = routing.expert_ids_TK.clone();
+    routing.weights_TK = routing.weights_TK.clone();
+    routing.weights_TK.grad_ref = gradient;
+    CapacitySpec spec;
+    spec.factor = options_.capacity_factor;
+    spec.policy = options_.drop_policy == "position" ? DropPolicy::position : DropPolicy::probability;
+    spec.tokens_per_group = options_.capacity_scope == "sequence" ? batch.seq : 0;
+    dropped = drop_over_capacity(routing.expert_ids_TK, routing.weights_TK, options_.num_experts, spec);
+  }
+  // Once per token: not in evaluation, and not when recompute runs this a second time.
+  const bool counting = (context.pass == Pass::train && !Tape::replaying()) || context.pass == Pass::measure;
+  if (counting) {
+    const std::vector<int64_t> counts = routing.counts_E.to_vector<int64_t>();
+    if (context.pass == Pass::measure) {
+      step_counts_.resize(counts.size());
+      for (size_t i = 0; i < counts.size(); i++) step_counts_[i] += counts[i];
+      return routing;
+    }
+    const auto E = counts.size();
+    for (size_t i = 0; i < E; i++) counters_[i] += counts[i];
+    counters_[E] += dropped;
+    int64_t valid = x_TD.num_rows();
+    if (batch.valid_T.defined()) {
+      valid = 0;
+      for (const uint8_t v : batch.valid_T.to_vector<uint8_t>()) valid += v != 0;
+    }
+    counters_[E + 1] += valid;
+    entropy_sum_ += routing.entropy_sum;
+  }
+  return routing;
+}
+
+Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
+  Tensor y_TD = shared_->forward(x_TD);
+  if (shared_gate_ != nullptr)
+    y_TD = scale_rows(y_TD, sigmoid(linear(x_TD, shared_gate_->value)).view({x_TD.num_rows()}));
+  return y_TD;
+}
+
+MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
+                                   const ForwardContext& context) {
+  const Routing routing = route(x_TD, batch, context);
+  Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, routing.expert_ids_TK);
+  Tensor shared_TD = shared_ ? shared_forward(x_TD) : Tensor{};  // while the rows travel
+  const Dispatched received = std::move(sent).wait();
+  const Tensor y_RD = experts_->forward(received.x_RD, received.rows_per_expert);
+  Tensor y_TD = dispatcher_->combine(y_RD, routing.weights_TK, received.plan).wait();
+  if (shared_TD.defined()) y_TD = add(y_TD, shared_TD);
+  return {y_TD, routing.aux_loss, routing.z_loss};
+}
+
+}  // namespace shoal

@@ -1,0 +1,93 @@
+// The MoE layer: router -> dispatch -> experts -> combine, with the shared expert computed while rows are on
+// their way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/ops/routing.h"
+#include "models/ffn.h"
+#include "models/moe/router.h"
+#include "parallel/moe/dispatcher.h"
+
+namespace shoal {
+
+/// The `moe:` section of a transformer config.
+struct MoeOptions {
+  int64_t num_experts = 0, top_k = 2;
+  AutoInt hidden;
+  int64_t shared_experts = 0;
+  AutoInt shared_hidden;
+  bool shared_gate = false;
+  int64_t first_dense = 0, every = 1;
+  std::vector<int64_t> layers;
+  double capacity_factor = 0;
+  std::string drop_policy = "position";
+  std::string capacity_scope = "sequence";
+  Choice router{"top_k", nullptr};
+  void fields(FieldVisitor& v);
+  bool is_moe_layer(int64_t layer) const;
+  int64_t router_params(int64_t hidden_size) const;  // of one layer
+};
+
+struct MoeShape {
+  int64_t hidden_size = 0, expert_hidden = 0, shared_hidden = 0;  // D, F, 0: no shared expert
+  bool bias = false;
+  double init_std = 0.02, output_init_std = 0.02;
+  int64_t layer = 0, num_moe_layers = 1;
+};
+
+/// The experts of this rank: e of E, weights stacked along the first dimension and sharded over ep.
+class Experts final : public Module {
+ public:
+  Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation, const BuildContext& context);
+  /// x_RD: rows sorted by local expert.
+  Tensor forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const;
+
+ private:
+  MoeShape shape_;
+  std::unique_ptr<FfnActivation> activation_;
+  Parameter *w1_, *w2_, *b1_ = nullptr, *b2_ = nullptr;
+};
+
+class MoeLayer final : public Module {
+ public:
+  MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
+           const ModelContext& context, const BuildContext& build);
+
+  struct Output {
+    Tensor y_TD;
+    Tensor aux_loss, z_loss;  // scalars, undefined when off
+  };
+  /// Collective over ep, whatever this rank's number of tokens.
+  Output forward(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
+
+  int64_t num_experts() const { return options_.num_experts; }
+  Router& router() { return *router_; }
+
+  /// Statistics of this rank since clear(); index E holds dropped assignments, E + 1 valid tokens.
+  std::vector<int64_t>& counters() { return counters_; }
+  double& entropy_sum() { return entropy_sum_; }
+  std::vector<int64_t>& step_counts() { return step_counts_; }
+  void clear();
+  int64_t layer() const { return shape_.layer; }
+
+ private:
+  Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
+  Tensor shared_forward(const Tensor& x_TD) const;
+
+  MoeOptions options_;
+  MoeShape shape_;
+  Communicator& tokens_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  std::unique_ptr<Experts> experts_;
+  std::unique_ptr<Ffn> shared_;
+  Parameter* shared_gate_ = nullptr;
+  std::vector<int64_t> counters_;
+  std::vector<int64_t> step_counts_;  // of the whole step, from a measuring pass
+  double entropy_sum_ = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,58 @@
+// Router: decides which experts see a token and with what weight. Routers are registered by name, with their
+// options, in one .cpp each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/registry.h"
+#include "core/nn/module.h"
+#include "models/model.h"
+
+namespace shoal {
+
+struct RouterContext {
+  BuildContext build;
+  int64_t hidden_size = 0, num_experts = 0, top_k = 0;
+  int64_t num_moe_layers = 1;  // auxiliary losses are means over the MoE layers
+  double init_std = 0.02;
+};
+
+struct RouteInput {
+  Tensor x_TD;
+  const ModelBatch& batch;  // token ids, padding, sequence length
+  const ForwardContext& context;
+  Communicator& tokens;  // ranks that hold the other tokens of the step
+  /// Assignments of the whole step, from a measuring pass; empty when there was none.
+  const std::vector<int64_t>& step_counts_E;
+};
+
+struct Routing {
+  Tensor expert_ids_TK;  // i32, -1 = no expert; K may exceed top_k (expert choice)
+  Tensor weights_TK;
+  Tensor aux_loss, z_loss;  // scalars, undefined when off
+  Tensor counts_E;          // i64 on the host
+  double entropy_sum = 0;   // over valid tokens, nats
+};
+
+/// Base of the routers' options.
+struct RouterOptions : Options {
+  /// Parameters of one router; each is also one multiply-add per token.
+  virtual int64_t num_params(int64_t hidden_size, int64_t num_experts) const { return hidden_size * num_experts; }
+};
+
+class Router : public Module {
+ public:
+  /// Collective over input.tokens when the router says so (global auxiliary loss).
+  virtual Routing route(const RouteInput& input) = 0;
+  /// The loss needs the assignments of the whole step before its first backward.
+  virtual bool needs_step_counts() const { return false; }
+  /// After an optimizer step, with the step's counts over all ranks. Same call on every rank.
+  virtual void end_step(const std::vector<int64_t>& counts_E) { (void)counts_E; }
+  /// Selection bias [E] f32, or undefined.
+  virtual Tensor bias() const { return {}; }
+};
+using RouterRegistry = Registry<Router, const RouterContext&>;
+
+}  // namespace shoal

@@ -1,0 +1,143 @@
+// The token-choice router: softmax, sigmoid or sqrt-softplus scores, top-k selection, optional group limit,
+// auxiliary loss, z-loss and bias-based balancing (docs/moe.md has the formulas and their sources).
+#include <algorithm>
+
+#include "core/autograd/tape.h"
+#include "core/ops/linear.h"
+#include "core/ops/routing.h"
+#include "models/moe/router.h"
+
+namespace shoal {
+
+namespace {
+
+struct TopKOptions final : RouterOptions {
+  std::string score = "softmax";
+  bool normalize = true;
+  double scale = 1;
+  int64_t num_groups = 1, top_groups = 1, group_score_top = 2;
+  double aux_coeff = 0, z_coeff = 0, bias_rate = 0;
+  std::string aux_scope = "sequence";
+  void fields(FieldVisitor& v) override {
+    v("score", score, "what the logits become, over all experts, in f32",
+      one_of({"softmax", "sigmoid", "sqrt_softplus"}));
+    v("normalize", normalize, "divide the selected weights by their sum + 1e-20");
+    v("scale", scale, "factor on the weights, after normalising", greater_than(0));
+    v("num_groups", num_groups, "experts in this many equal groups for group-limited routing; 1: off",
+      at_least(1));
+    v("top_groups", top_groups, "groups a token may use", at_least(1));
+    v("group_score_top", group_score_top,
+      "a group's score: the sum of its best this many biased scores (1: its maximum)", at_least(1));
+    v("aux_coeff", aux_coeff, "load-balancing loss (1.0 = perfect balance before the coefficient); 0: off",
+      at_least(0));
+    v("aux_scope", aux_scope,
+      "tokens that are balanced: each sequence, each micro-batch, or the whole global batch",
+      one_of({"sequence", "micro_batch", "global"}));
+    v("z_coeff", z_coeff, "coefficient of mean logsumexp(logits)^2; 0: off", at_least(0));
+    v("bias_rate", bias_rate, "step of the selection bias towards balance (arXiv:2408.15664); 0: no bias",
+      at_least(0));
+  }
+};
+
+class TopKRouter final : public Router {
+ public:
+  TopKRouter(const TopKOptions& options, const RouterContext& context)
+      : options_(options), context_(context) {
+    const int64_t E = context.num_experts;
+    check_groups();
+    spec_.top_k = context.top_k;
+    spec_.score = options.score == "softmax"   ? RouterScore::softmax
+                  : options.score == "sigmoid" ? RouterScore::sigmoid
+                                               : RouterScore::sqrt_softplus;
+    spec_.normalize = options.normalize;
+    spec_.weight_scale = options.scale;
+    spec_.num_groups = options.num_groups;
+    spec_.top_groups = options.top_groups;
+    spec_.group_score_top = options.group_score_top;
+    weight_ = &add_parameter(context.build, "weight", Shape{E, context.hidden_size},
+                             Init::normal(context.init_std), ParamKind::router);
+    if (options.bias_rate > 0)
+      bias_ = &add_buffer(context.build, "bias", Tensor::zeros({E}, DType::f32, context.build.device));
+  }
+
+  bool needs_step_counts() const override { return options_.aux_coeff > 0 && options_.aux_scope == "global"; }
+  Tensor bias() const override { return bias_ ? bias_->value : Tensor{}; }
+
+  Routing route(const RouteInput& input) override {
+    const Tensor logits_TE = linear(input.x_TD, weight_->value);
+    BalanceSpec balance;
+    const bool training = input.context.pass == Pass::train;
+    const auto layers = static_cast<double>(context_.num_moe_layers);
+    balance.aux_coeff = training ? options_.aux_coeff / layers : 0;
+    balance.z_coeff = training ? options_.z_coeff / layers : 0;
+    balance.total_tokens = input.context.totals.tokens;
+    balance.tokens_per_group = options_.aux_scope == "sequence" ? input.batch.seq : 0;
+    if (needs_step_counts() && training) balance.frequency_E = step_frequency(logits_TE, input);
+    Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, balance);
+    return {routed.expert_ids_TK, routed.weights_TK, routed.aux_loss,
+            routed.z_loss,        routed.counts_E,   routed.entropy.item()};
+  }
+
+  void end_step(const std::vector<int64_t>& counts_E) override {
+    if (!bias_) return;
+    int64_t total = 0;
+    for (const int64_t count : counts_E) total += count;
+    // sign(mean - count) without rounding: compare total with E * count.
+    const auto E = static_cast<int64_t>(counts_E.size());
+    std::vector<float> bias = bias_->value.to(Device{}).to_vector<float>();
+    for (size_t i = 0; i < bias.size(); i++) {
+      const int64_t difference = total - E * counts_E[i];
+      bias[i] +=
+          static_cast<float>(options_.bias_rate) * static_cast<float>((difference > 0) - (difference < 0));
+    }
+    bias_->value.copy_from(Tensor::from(bias, bias_->value.shape()));
+  }
+
+ private:
+  void check_groups() const {
+    const int64_t E = context_.num_experts, groups = options_.num_groups;
+    const bool divides = E % groups == 0;
+    const int64_t per_group = divides ? E / groups : 0;
+    if (!divides || options_.top_groups > groups || options_.top_groups * per_group < context_.top_k ||
+        options_.group_score_top > std::max<int64_t>(per_group, 2)) {
+      throw UsageError(str("router top_k: expected num_groups to divide num_experts (", E,
+                           "), top_groups <= num_groups and ", "top_groups * group size >= top_k (",
+                           context_.top_k, "), got num_groups ", groups, ", top_groups ", options_.top_groups,
+                           ", group_score_top ", options_.group_score_top));
+    }
+  }
+
+  /// f of the whole global batch: from the measuring pass, or, with one micro-batch, from a routing without
+  /// gradients.
+  Tensor step_frequency(const Tensor& logits_TE, const RouteInput& input) const {
+    std::vector<int64_t> counts = input.step_counts_E;
+    if (counts.empty()) {
+      const NoGrad no_grad;
+      const Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, {});
+      input.tokens.all_reduce(routed.counts_E, ReduceOp::sum).wait();
+      counts = routed.counts_E.to_vector<int64_t>();
+    }
+    const double assignments =
+        static_cast<double>(std::max<int64_t>(1, input.context.totals.tokens * context_.top_k));
+    return dispatch_float(logits_TE.dtype(), "router", [&]<class T>() {
+      std::vector<T> frequency(counts.size());
+      for (size_t i = 0; i < counts.size(); i++)
+        frequency[i] = static_cast<T>(static_cast<double>(counts[i]) / assignments);
+      return Tensor::from(frequency, Shape{context_.num_experts}, logits_TE.device());
+    });
+  }
+
+  TopKOptions options_;
+  RouterContext context_;
+  RouteSpec spec_;
+  Parameter* weight_;
+  Buffer* bias_ = nullptr;
+};
+
+const bool registered = RouterRegistry::add<TopKOptions>(
+    "top_k", "each token picks its k best experts",
+    [](const TopKOptions& o, const RouterContext& c) { return std::make_unique<TopKRouter>(o, c); });
+
+}  // namespace
+
+}  // namespace shoal

@@ -1,0 +1,42 @@
+// The normalisation layer chosen by the config: rms_norm or layer_norm, with or without the residual
+// addition.
+#pragma once
+
+#include "core/nn/module.h"
+#include "core/ops/norm.h"
+
+namespace shoal {
+
+struct NormShape {
+  int64_t size = 0;
+  bool layer_norm = false;  // else rms_norm
+  bool bias = false;        // layer_norm only
+  double eps = 1e-5;
+  int64_t num_params() const { return size * (layer_norm && bias ? 2 : 1); }
+};
+
+class Norm final : public Module {
+ public:
+  Norm(const NormShape& shape, const BuildContext& context) : shape_(shape) {
+    weight_ = &add_parameter(context, "weight", Shape{shape.size}, Init::ones(), ParamKind::norm);
+    if (shape.layer_norm && shape.bias) {
+      bias_ = &add_parameter(context, "bias", Shape{shape.size}, Init::zeros(), ParamKind::bias);
+    }
+  }
+  Tensor forward(const Tensor& x_TD) const {
+    return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps)
+                             : rms_norm(x_TD, weight_->value, shape_.eps);
+  }
+  /// {norm(x + residual), x + residual}
+  NormResult forward(const Tensor& x_TD, const Tensor& residual_TD) const {
+    return shape_.layer_norm ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
+                             : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
+  }
+
+ private:
+  Tensor bias() const { return bias_ ? bias_->value : Tensor{}; }
+  NormShape shape_;
+  Parameter *weight_, *bias_ = nullptr;
+};
+
+}  // namespace shoal

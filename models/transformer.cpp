@@ -1,0 +1,277 @@
+#include "models/transformer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/autograd/recompute.h"
+#include "core/autograd/tape.h"
+#include "core/ops/cross_entropy.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
+#include "core/ops/linear.h"
+
+namespace shoal {
+
+Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding& position,
+             const ModelContext& context, const BuildContext& build)
+    : pre_norm_(options.norm.placement == "pre"),
+      attention_norm_(options.norm_shape(), build.child("attention_norm")),
+      ffn_norm_(options.norm_shape(), build.child("ffn_norm")),
+      attention_(options.attention_shape(), position, build.child("attention")) {
+  add_module(attention_norm_);
+  add_module(attention_);
+  add_module(ffn_norm_);
+  if (options.moe.is_moe_layer(layer)) {
+    const MoeShape shape{options.hidden_size,
+                         options.expert_hidden(),
+                         options.shared_hidden(),
+                         options.bias,
+                         options.init.std,
+                         options.output_init_std(),
+                         layer,
+                         options.num_moe_layers()};
+    moe_ =
+        std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, context, build.child("moe"));
+    add_module(*moe_);
+  } else {
+    const FfnShape shape{options.hidden_size, options.ffn_hidden(), options.bias, options.init.std,
+                         options.output_init_std()};
+    ffn_ = std::make_unique<Ffn>(shape, options.ffn.activation, build.child("ffn"));
+    add_module(*ffn_);
+  }
+}
+
+template <class Attend, class Feed>
+Block::Stream Block::run(const Stream& in, const Attend& attend, const Feed& feed) {
+  if (!pre_norm_) {
+    // norm(x + f(x)) twice: the sum itself is not carried on.
+    Tensor x = in.residual_TD;
+    x = attention_norm_.forward(attend(x), x).y_TD;
+    return {ffn_norm_.forward(feed(x), x).y_TD, {}};
+  }
+  NormResult normed = in.delta_TD.defined()
+                          ? attention_norm_.forward(in.delta_TD, in.residual_TD)
+                          : NormResult{attention_norm_.forward(in.residual_TD), in.residual_TD};
+  normed = ffn_norm_.forward(attend(normed.y_TD), normed.sum_TD);
+  return {normed.sum_TD, feed(normed.y_TD)};
+}
+
+Block::Output Block::forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context) {
+  Output out;
+  out.stream = run(
+      in, [&](const Tensor& x) { return attention_.forward(x, batch); },
+      [&](const Tensor& x) {
+        if (!moe_) return ffn_->forward(x);
+        MoeLayer::Output moe = moe_->forward(x, batch, context);
+        out.aux_loss = moe.aux_loss;
+        out.z_loss = moe.z_loss;
+        return moe.y_TD;
+      });
+  return out;
+}
+
+Block::Stream Block::decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer) {
+  const ForwardContext context{Pass::evaluate, {}};
+  return run(
+      in, [&](const Tensor& x) { return attention_.decode(x, batch.positions_T, state, layer); },
+      [&](const Tensor& x) { return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x); });
+}
+
+Transformer::Transformer(const TransformerOptions& options, const ModelContext& context)
+    : options_(options),
+      facts_(options.facts(context.vocab_size, context.seq_len)),
+      vocab_size_(context.vocab_size),
+      seq_len_(context.seq_len),
+      device_(context.build.device),
+      dtype_(context.build.dtype),
+      tokens_(context.mesh->tokens()) {
+  const BuildContext& build = context.build;
+  const AttentionShape attention = options.attention_shape();
+  const Shape table{vocab_size_, options.hidden_size};
+  embedding_ =
+      &add_parameter(build, "embedding.weight", table, Init::normal(options.init.std), ParamKind::embedding);
+  position_ = PositionRegistry::make(
+      options.position, PositionContext{build.child("position"), options.hidden_size, options.heads,
+                                        attention.head_size, seq_len_, options.init.std});
+  add_module(*position_);
+  for (int64_t l = 0; l < options.layers; l++) {
+    blocks_.push_back(
+        std::make_unique<Block>(options, l, *position_, context, build.child(str("layers.", l))));
+    add_module(*blocks_.back());
+    if (MoeLayer* moe = blocks_.back()->moe()) moe_layers_.push_back(moe);
+  }
+  if (options.norm.placement == "pre") {
+    final_norm_ = std::make_unique<Norm>(options.norm_shape(), build.child("final_norm"));
+    add_module(*final_norm_);
+  }
+  if (!options.tie_embeddings)
+    head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std));
+}
+
+Tensor Transformer::head_weight() const {
+  return head_ ? head_->value : embedding_->value;
+}
+
+Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
+  return position_->embed(embedding(embedding_->value, tokens_T), positions_T);
+}
+
+Tensor Transformer::final_norm(const Block::Stream& stream) const {
+  if (!final_norm_) return stream.residual_TD;
+  return final_norm_->forward(stream.delta_TD, stream.residual_TD).y_TD;
+}
+
+Transformer::Features Transformer::features(const ModelBatch& batch, const ForwardContext& context) {
+  position_->prepare(batch.seq);
+  Features out;
+  Block::Stream stream{embed(batch.tokens_T, batch.positions_T), {}};
+  for (auto& block : blocks_) {
+    Block::Output result;
+    if (options_.recompute == "block" && context.pass == Pass::train) {
+      // Undefined tensors keep their places: inputs {residual, delta}, outputs {residual, delta, aux, z}.
+      const std::vector<Tensor> outputs = recompute(
+          [&block, batch, context](const std::vector<Tensor>& in) {
+            Block::Output o = block->forward({in[0], in[1]}, batch, context);
+            return std::vector<Tensor>{o.stream.residual_TD, o.stream.delta_TD, o.aux_loss, o.z_loss};
+          },
+          {stream.residual_TD, stream.delta_TD});
+      result = {{outputs[0], outputs[1]}, outputs[2], outputs[3]};
+    } else {
+      result = block->forward(stream, batch, context);
+    }
+    stream = result.stream;
+    if (result.aux_loss.defined()) out.aux.push_back(result.aux_loss);
+    if (result.z_loss.defined()) out.z.push_back(result.z_loss);
+  }
+  out.x_TD = final_norm(stream);
+  return out;
+}
+
+Tensor Transformer::logits(const ModelBatch& batch, const ForwardContext& context) {
+  return linear(features(batch, context).x_TD, head_weight());
+}
+
+namespace {
+Tensor sum_of(const std::vector<Tensor>& terms) {
+  Tensor total;
+  for (const Tensor& term : terms) total = total.defined() ? add(total, term) : term;
+  return total;
+}
+}  // namespace
+
+LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& context) {
+  const Features f = features(batch, context);
+  LossTerms terms;
+  if (context.pass == Pass::measure) return terms;
+  const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
+  terms.lm = cross_entropy(linear(f.x_TD, head_weight()), batch.labels_T, scale);
+  terms.aux = sum_of(f.aux);
+  terms.z = sum_of(f.z);
+  terms.total = terms.lm;
+  if (terms.aux.defined()) terms.total = add(terms.total, terms.aux);
+  if (terms.z.defined()) terms.total = add(terms.total, terms.z);
+  return terms;
+}
+
+DecodeState Transformer::make_decode_state(int64_t batch, int64_t capacity) const {
+  DecodeState state;
+  state.capacity = capacity;
+  state.batch = batch;
+  const AttentionShape a = options_.attention_shape();
+  for (size_t l = 0; l < blocks_.size(); l++) {
+    state.keys.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, dtype_, device_));
+    state.values.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, dtype_, device_));
+  }
+  return state;
+}
+
+Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
+  const NoGrad no_grad;
+  const int64_t B = state.batch, n = tokens_T.numel() / B, D = options_.hidden_size;
+  SHOAL_CHECK(n * B == tokens_T.numel() && state.length + n <= state.capacity,
+              "next_logits: ", tokens_T.numel(), " tokens for ", B, " sequences after ", state.length,
+              " do not fit a cache of ", state.capacity);
+  const int64_t limit = position_->max_positions();
+  SHOAL_CHECK(limit == 0 || state.length + n <= limit, "next_logits: position ", state.length + n - 1,
+              " is beyond the model's ", limit, " learned positions; generate fewer tokens");
+  std::vector<int32_t> positions(static_cast<size_t>(B * n));
+  for (int64_t i = 0; i < B * n; i++)
+    positions[static_cast<size_t>(i)] = static_cast<int32_t>(state.length + i % n);
+  ModelBatch batch;
+  batch.batch = B;
+  batch.seq = n;
+  batch.tokens_T = tokens_T;
+  batch.positions_T = Tensor::from(positions, Shape{B * n}, device_);
+  position_->prepare(state.length + n);
+  Block::Stream stream{embed(tokens_T, batch.positions_T), {}};
+  for (size_t l = 0; l < blocks_.size(); l++) stream = blocks_[l]->decode(stream, batch, state, l);
+  state.length += n;
+  const Tensor x_TD = final_norm(stream);
+  // Only the last token of each sequence needs logits.
+  const Tensor last_BD = Tensor::empty({B, D}, dtype_, device_);
+  for (int64_t b = 0; b < B; b++) last_BD.rows(b, b + 1).copy_from(x_TD.rows((b + 1) * n - 1, (b + 1) * n));
+  return linear(last_BD, head_weight());
+}
+
+bool Transformer::needs_measure(int64_t num_micro_batches) const {
+  return num_micro_batches > 1 &&
+         std::ranges::any_of(moe_layers_, [](MoeLayer* moe) { return moe->router().needs_step_counts(); });
+}
+
+void Transformer::end_measure() {
+  for (MoeLayer* moe : moe_layers_) {
+    moe->step_counts().resize(static_cast<size_t>(moe->num_experts()));
+    const Tensor counts = Tensor::from(moe->step_counts(), Shape{moe->num_experts()});
+    tokens_.all_reduce(counts, ReduceOp::sum).wait();
+    moe->step_counts() = counts.to_vector<int64_t>();
+  }
+}
+
+std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
+  if (moe_layers_.empty()) return {};
+  // One integer and one floating-point reduction for all layers; layers may differ in their number of
+  // experts.
+  std::vector<int64_t> counters;
+  std::vector<double> entropies;
+  for (MoeLayer* moe : moe_layers_) {
+    counters.insert(counters.end(), moe->counters().begin(), moe->counters().end());
+    entropies.push_back(moe->entropy_sum());
+  }
+  const Tensor counter_sum = Tensor::from(counters, Shape{static_cast<int64_t>(counters.size())});
+  const Tensor entropy_sum = Tensor::from(entropies, Shape{static_cast<int64_t>(entropies.size())});
+  tokens_.all_reduce(counter_sum, ReduceOp::sum).wait();
+  tokens_.all_reduce(entropy_sum, ReduceOp::sum).wait();
+  counters = counter_sum.to_vector<int64_t>();
+  entropies = entropy_sum.to_vector<double>();
+
+  std::vector<MoeStepStats> all;
+  auto at = counters.begin();
+  for (size_t i = 0; i < moe_layers_.size(); i++) {
+    MoeLayer& moe = *moe_layers_[i];
+    MoeStepStats stats;
+    stats.layer = moe.layer();
+    stats.counts_E.assign(at, at + moe.num_experts());
+    at += moe.num_experts();
+    stats.dropped = *at++;
+    stats.tokens = *at++;
+    stats.entropy = stats.tokens > 0 ? entropies[i] / static_cast<double>(stats.tokens) : 0;
+    if (update_bias) moe.router().end_step(stats.counts_E);
+    if (const Tensor bias = moe.router().bias(); bias.defined()) {
+      const std::vector<float> values = bias.to(Device{}).to_vector<float>();
+      const auto [low, high] = std::ranges::minmax_element(values);
+      stats.bias_min = *low;
+      stats.bias_max = *high;
+    }
+    moe.clear();
+    all.push_back(std::move(stats));
+  }
+  return all;
+}
+
+namespace {
+const bool registered = ModelRegistry::add<TransformerOptions>(
+    "transformer", "decoder-only transformer with dense and MoE layers",
+    [](const TransformerOptions& o, const ModelContext& c) { return std::make_unique<Transformer>(o, c); });
+}
+
+}  // namespace shoal

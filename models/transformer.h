@@ -1,0 +1,133 @@
+// The decoder-only transformer: token embedding, blocks of attention and FFN (dense or MoE, per layer), final
+// norm, LM head.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/attention.h"
+#include "models/ffn.h"
+#include "models/model.h"
+#include "models/moe/moe_layer.h"
+#include "models/norm.h"
+#include "models/position.h"
+
+namespace shoal {
+
+struct FfnOptions {
+  Choice activation{"swiglu", nullptr};
+  AutoInt hidden;
+  void fields(FieldVisitor& v);
+};
+
+struct NormOptions {
+  std::string kind = "rms_norm", placement = "pre";
+  double eps = 1e-5;
+  void fields(FieldVisitor& v);
+};
+
+struct InitOptions {
+  double std = 0.02;
+  bool scale_residual = true;
+  void fields(FieldVisitor& v);
+};
+
+/// The `model:` section for kind transformer.
+struct TransformerOptions final : ModelOptions {
+  int64_t layers = 4, hidden_size = 256, heads = 4;
+  AutoInt kv_heads, head_size;
+  bool bias = false, tie_embeddings = true;
+  std::string recompute = "none";
+  NormOptions norm;
+  Choice position{"rope", nullptr};
+  FfnOptions ffn;
+  MoeOptions moe;
+  InitOptions init;
+
+  void fields(FieldVisitor& v) override;
+  int64_t num_experts() const override;
+  ModelFacts facts(int64_t vocab_size, int64_t seq_len) const override;
+  void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const override;
+
+  // What `auto` stands for.
+  AttentionShape attention_shape() const;
+  NormShape norm_shape() const;
+  int64_t ffn_hidden() const;
+  int64_t expert_hidden() const;
+  int64_t shared_hidden() const;  // all shared experts together; 0: none
+  int64_t num_moe_layers() const;
+  /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
+  double output_init_std() const;
+};
+
+/// One layer. The residual stream is carried apart from what was last added to it, so that the addition is
+/// fused with the norm that follows.
+class Block final : public Module {
+ public:
+  struct Stream {
+    Tensor residual_TD;
+    Tensor delta_TD;  // still to be added; undefined at the first block
+  };
+  struct Output {
+    Stream stream;
+    Tensor aux_loss, z_loss;
+  };
+  Block(const TransformerOptions& options, int64_t layer, PositionEncoding& position,
+        const ModelContext& context, const BuildContext& build);
+  Output forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context);
+  Stream decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer);
+  MoeLayer* moe() { return moe_.get(); }
+
+ private:
+  template <class Attend, class Feed>
+  Stream run(const Stream& in, const Attend& attend, const Feed& feed);
+
+  bool pre_norm_;
+  Norm attention_norm_, ffn_norm_;
+  AttentionLayer attention_;
+  std::unique_ptr<Ffn> ffn_;
+  std::unique_ptr<MoeLayer> moe_;
+};
+
+class Transformer final : public Model {
+ public:
+  Transformer(const TransformerOptions& options, const ModelContext& context);
+
+  LossTerms loss(const ModelBatch& batch, const ForwardContext& context) override;
+  /// Logits [T, V] of every token (tests and evaluation of small inputs).
+  Tensor logits(const ModelBatch& batch, const ForwardContext& context);
+  Tensor next_logits(const Tensor& tokens_T, DecodeState& state) override;
+  DecodeState make_decode_state(int64_t batch, int64_t capacity) const override;
+  bool needs_measure(int64_t num_micro_batches) const override;
+  void end_measure() override;
+  std::vector<MoeStepStats> end_step(bool update_bias) override;
+  const ModelFacts& facts() const override { return facts_; }
+  int64_t vocab_size() const override { return vocab_size_; }
+  int64_t max_positions() const override { return position_->max_positions(); }
+
+ private:
+  struct Features {
+    Tensor x_TD;  // after the final norm
+    std::vector<Tensor> aux, z;
+  };
+  Features features(const ModelBatch& batch, const ForwardContext& context);
+  Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);
+  Tensor head_weight() const;
+  Tensor final_norm(const Block::Stream& stream) const;
+
+  TransformerOptions options_;
+  ModelFacts facts_;
+  int64_t vocab_size_, seq_len_;
+  Device device_;
+  DType dtype_;
+  Communicator& tokens_;
+  Parameter *embedding_, *head_ = nullptr;
+  std::unique_ptr<PositionEncoding> position_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::unique_ptr<Norm> final_norm_;  // pre-norm only
+  std::vector<MoeLayer*> moe_layers_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,171 @@
+// Options of the transformer: fields, what `auto` means, parameter and FLOP counts, cross-field rules.
+#include <cmath>
+
+#include "core/base/text.h"
+#include "models/transformer.h"
+
+namespace shoal {
+
+void FfnOptions::fields(FieldVisitor& v) {
+  v.choice("activation", activation, FfnActivationRegistry::instance(),
+           "activation of dense FFNs and experts");
+  v("hidden", hidden, "width F of dense FFNs; auto: 8/3 D rounded up to 128 when gated, else 4 D",
+    at_least(1));
+}
+
+void NormOptions::fields(FieldVisitor& v) {
+  v("kind", kind, "normalisation", one_of({"rms_norm", "layer_norm"}));
+  v("placement", placement, "pre: x + f(norm(x)), with a final norm; post: norm(x + f(x))",
+    one_of({"pre", "post"}));
+  v("eps", eps, "added to the variance", greater_than(0));
+}
+
+void InitOptions::fields(FieldVisitor& v) {
+  v("std", std, "standard deviation of the normal initialisation of all matrices", greater_than(0));
+  v("scale_residual", scale_residual,
+    "divide it by sqrt(2 * layers) for projections into the residual stream (GPT-2)");
+}
+
+void TransformerOptions::fields(FieldVisitor& v) {
+  v("layers", layers, "number of blocks", at_least(1));
+  v("vocab_size", vocab_size, "rows of the embedding; auto: the tokenizer's vocabulary",
+    in_range(1, 1 << 30));
+  v("hidden_size", hidden_size, "width D of the residual stream", at_least(1));
+  v("heads", heads, "query heads", at_least(1));
+  v("kv_heads", kv_heads, "key/value heads; fewer than heads: grouped-query, 1: multi-query; auto: heads",
+    at_least(1));
+  v("head_size", head_size, "size C of one head; auto: hidden_size / heads", at_least(1));
+  v("bias", bias, "biases in projections, FFNs and layer norms");
+  v("tie_embeddings", tie_embeddings, "the LM head is the token embedding");
+  v("recompute", recompute,
+    "block: keep only each block's input and run it again in backward (less memory, ~1/3 more time)",
+    one_of({"none", "block"}));
+  v("norm", norm, "normalisation layers");
+  v.choice("position", position, PositionRegistry::instance(), "how positions enter");
+  v("ffn", ffn, "feed-forward networks");
+  v("moe", moe, "mixture-of-experts layers");
+  v("init", init, "initialisation");
+}
+
+AttentionShape TransformerOptions::attention_shape() const {
+  const int64_t size = head_size.value_or(heads > 0 ? hidden_size / heads : 1);
+  return {hidden_size, heads, kv_heads.value_or(heads), size, bias, init.std, output_init_std()};
+}
+
+NormShape TransformerOptions::norm_shape() const {
+  return {hidden_size, norm.kind == "layer_norm", bias, norm.eps};
+}
+
+double TransformerOptions::output_init_std() const {
+  return init.scale_residual ? init.std / std::sqrt(2.0 * static_cast<double>(layers)) : init.std;
+}
+
+namespace {
+bool is_gated(const Choice& activation) {
+  return FfnActivationRegistry::make(activation)->gated();
+}
+int64_t ffn_params(int64_t D, int64_t F, bool gated, bool bias) {
+  return D * F * (gated ? 3 : 2) + (bias ? (gated ? 2 : 1) * F + D : 0);
+}
+}  // namespace
+
+int64_t TransformerOptions::ffn_hidden() const {
+  return ffn.hidden.value_or(auto_ffn_hidden(hidden_size, is_gated(ffn.activation)));
+}
+int64_t TransformerOptions::expert_hidden() const {
+  return moe.hidden.value_or((ffn_hidden() / moe.top_k + 7) / 8 * 8);
+}
+int64_t TransformerOptions::shared_hidden() const {
+  return moe.shared_experts * moe.shared_hidden.value_or(expert_hidden());
+}
+int64_t TransformerOptions::num_moe_layers() const {
+  int64_t count = 0;
+  for (int64_t l = 0; l < layers; l++) count += moe.is_moe_layer(l);
+  return count;
+}
+int64_t TransformerOptions::num_experts() const {
+  return num_moe_layers() > 0 ? moe.num_experts : 0;
+}
+
+ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const {
+  const int64_t D = hidden_size, V = vocab_size;
+  const AttentionShape attention = attention_shape();
+  const bool gated = is_gated(ffn.activation);
+  ModelFacts facts;
+  const int64_t learned = position.kind == "learned" ? seq_len * D : 0;
+  facts.params_embedding = V * D + learned;
+  int64_t total = facts.params_embedding + (tie_embeddings ? 0 : V * D);
+  int64_t idle = 0;               // parameters of experts that a token does not use
+  int64_t multiply_adds = V * D;  // per token, matrix products only
+  const int64_t norms = norm_shape().num_params();
+  for (int64_t l = 0; l < layers; l++) {
+    total += attention.num_params() + 2 * norms;
+    // Projections, and half of q k^T and p v: a token attends to (S + 1) / 2 keys on average, counted as S
+    // / 2.
+    multiply_adds += (attention.heads * 2 + attention.kv_heads * 2) * attention.head_size * D;
+    multiply_adds += seq_len * attention.heads * attention.head_size;
+    const int64_t per_ffn = gated ? 3 : 2;
+    if (!moe.is_moe_layer(l)) {
+      total += ffn_params(D, ffn_hidden(), gated, bias);
+      multiply_adds += per_ffn * D * ffn_hidden();
+      continue;
+    }
+    const int64_t E = moe.num_experts, one = ffn_params(D, expert_hidden(), gated, bias);
+    total += E * one + moe.router_params(D);
+    idle += (E - moe.top_k) * one;
+    multiply_adds += moe.top_k * per_ffn * D * expert_hidden() + moe.router_params(D);
+    if (shared_hidden() > 0) {
+      total += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
+      multiply_adds += per_ffn * D * shared_hidden() + (moe.shared_gate ? D : 0);
+    }
+  }
+  if (norm.placement == "pre") total += norms;
+  facts.params_total = total;
+  facts.params_active = total - idle;
+  facts.flops_forward = 2.0 * static_cast<double>(multiply_adds);
+  facts.flops_backward = 2 * facts.flops_forward;
+  return facts;
+}
+
+void TransformerOptions::check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const {
+  auto add = [&](const std::string& key, const std::string& problem) {
+    const std::string full = path + "." + key;
+    errors.add(full, origin_of(root, full), problem);
+  };
+  const int64_t kv = kv_heads.value_or(heads);
+  if (!head_size.value && hidden_size % heads != 0) {
+    add("heads", str("expected a divisor of hidden_size (", hidden_size, "), got ", heads,
+                     "; change it or set head_size"));
+  }
+  if (heads % kv != 0) {
+    add("kv_heads",
+        str("expected a divisor of heads (", heads, "), got ", kv, "; queries share keys in equal groups"));
+  }
+  if (position.kind == "rope" && attention_shape().head_size % 2 != 0) {
+    add("head_size", str("rope: expected an even head size, got ", attention_shape().head_size,
+                         "; it turns pairs of dimensions"));
+  }
+  if (moe.num_experts == 0) {
+    if (moe.shared_experts > 0)
+      add("moe.shared_experts", "expected 0 without MoE layers; set moe.num_experts or remove it");
+    return;
+  }
+  if (moe.top_k > moe.num_experts) {
+    add("moe.top_k", str("expected 1..num_experts (", moe.num_experts, "), got ", moe.top_k,
+                         "; lower top_k or raise num_experts"));
+  }
+  for (const int64_t l : moe.layers) {
+    if (l < 0 || l >= layers)
+      add("moe.layers", str("expected layers 0..", layers - 1, ", got ", l, "; layers count from 0"));
+  }
+  if (num_moe_layers() == 0) {
+    add("moe", str("num_experts is ", moe.num_experts, " but no layer is an MoE layer (layers ", layers,
+                   ", first_dense ", moe.first_dense, ", every ", moe.every,
+                   "); lower first_dense or every, or set num_experts: 0"));
+  }
+  if (moe.shared_gate && moe.shared_experts == 0) {
+    add("moe.shared_gate", "expected shared_experts >= 1; there is nothing to gate");
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,135 @@
+// Whole training runs: resuming, other layouts, evaluation, ends. Ranks are threads.
+#include "launch/trainer.h"
+
+#include "tests/support/tiny_run.h"
+
+namespace shoal::testing {
+namespace {
+
+TEST(Trainer, LossFallsOnLearnableText) {
+  TinyRun run;
+  const RunOutcome outcome = run.train(2, {"run.steps=60", "parallel.ep=2", "checkpoint.every=0"});
+  EXPECT_EQ(outcome.end, TrainEnd::done);
+  EXPECT_LT(outcome.last_loss, 3.0);
+  EXPECT_GT(outcome.rows.front()["loss"], 5.0);
+}
+
+TEST(Trainer, RS_13_ResumedRunIsBitEqualToTheUninterruptedOneLogRowsIncluded) {
+  for (const int ranks : {1, 2}) {
+    TinyRun run;
+    const RunOutcome whole = run.train(ranks, {"parallel.ep=auto"});
+    run.forget(9);
+    run.forget(6);
+    const RunOutcome resumed = run.train(ranks, {"parallel.ep=auto"});
+    EXPECT_EQ(resumed.end, TrainEnd::done);
+    EXPECT_EQ(whole.state, resumed.state) << ranks << " ranks";
+    EXPECT_EQ(whole.rows, resumed.rows) << ranks << " ranks";
+    EXPECT_EQ(whole.rows.size(), 10U);  // 9 steps and one evaluation
+  }
+}
+
+TEST(Trainer, RE_01_ResumesUnderAnyLayoutWithTheSameResult) {
+  TinyRun run;
+  const RunOutcome whole = run.train(2, {"run.dtype=f64", "parallel.ep=1"});
+  run.forget(9);
+  run.forget(6);
+  run.train(2, {"run.dtype=f64", "parallel.ep=2"});  // steps 4..9 with expert parallelism
+  run.forget(9);
+  const RunOutcome last = run.train(1, {"run.dtype=f64", "parallel.ep=1"});  // steps 7..9 alone
+  ASSERT_EQ(whole.state.size(), last.state.size());
+  for (const auto& [name, values] : whole.state) {
+    double largest = 0;
+    for (const double v : values) largest = std::max(largest, std::abs(v));
+    EXPECT_TRUE(close(last.state.at(name), values, {1e-9, 1e-9 * largest})) << name;
+  }
+}
+
+TEST(Trainer, EV_01_EvaluationAndSavingChangeNothing) {
+  TinyRun never, often;
+  const RunOutcome a = never.train(
+      2, {"eval.at_end=false", "checkpoint.every=0", "checkpoint.at_end=false", "run.log_every=5"});
+  const RunOutcome b = often.train(2, {"eval.every=1", "eval.samples=7", "checkpoint.every=1"});
+  EXPECT_EQ(a.state, b.state);
+}
+
+TEST(Trainer, RS_11_SavesAtTheEndAndAFinishedRunStaysAsItIs) {
+  TinyRun run;
+  const RunOutcome first = run.train(1, {"run.steps=7"});
+  for (const int64_t step : {3, 6, 7}) EXPECT_TRUE(std::filesystem::exists(run.checkpoint(step))) << step;
+  const RunOutcome again = run.train(1, {"run.steps=7"});
+  EXPECT_EQ(again.end, TrainEnd::already_done);
+  EXPECT_EQ(first.state, again.state);
+  EXPECT_EQ(first.rows, again.rows);
+}
+
+TEST(Trainer, RS_07_ResumeThatCannotBeMetIsAnError) {
+  TinyRun run;
+  EXPECT_THROW(run.train(1, {"run.resume=required"}), Error);
+  run.train(1, {"run.steps=3"});
+  EXPECT_THROW(run.train(1, {"run.resume=never"}), Error);
+}
+
+TEST(Trainer, RS_09_ChangedSettingsAreRefusedOrListed) {
+  TinyRun run;
+  run.train(1, {"run.steps=3"});
+  for (const char* change :
+       {"model.moe.top_k=1", "data.seq_len=8", "run.seed=2", "optim.learning_rate=0.5"}) {
+    try {
+      run.train(1, {change});
+      FAIL() << change << " was accepted";
+    } catch (const Error& e) {
+      const std::string key = std::string(change).substr(0, std::string(change).find('='));
+      EXPECT_NE(std::string(e.what()).find(key), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("run.allow_config_change"), std::string::npos) << e.what();
+    }
+  }
+  EXPECT_EQ(run.train(1, {"run.steps=5", "run.log_every=2", "eval.every=2"}).end, TrainEnd::done);
+  EXPECT_EQ(run.train(1, {"run.steps=6", "optim.learning_rate=0.5", "run.allow_config_change=true"}).end,
+            TrainEnd::done);
+}
+
+TEST(Trainer, LR_03_ScheduleAndCountersAdvancePerStepNotPerMicroBatch) {
+  TinyRun one, four;
+  const RunOutcome a = one.train(1, {"run.steps=4"}),
+                   b = four.train(1, {"run.steps=4", "data.micro_batch=2"});
+  for (size_t i = 0; i < 4; i++) {
+    EXPECT_EQ(a.rows[i]["learning_rate"], b.rows[i]["learning_rate"]);
+    EXPECT_EQ(a.rows[i]["tokens"], static_cast<int64_t>(i + 1) * 8 * 16);
+    EXPECT_EQ(a.rows[i]["tokens"], b.rows[i]["tokens"]);
+  }
+}
+
+TEST(Trainer, BI_01_BiasMovesOncePerStepWhateverTheAccumulation) {
+  TinyRun run;
+  const RunOutcome outcome = run.train(1, {"run.steps=1", "data.micro_batch=2"});
+  bool moved = false;
+  for (const double b : outcome.state.at("buffer/layers.1.moe.router.bias")) {
+    EXPECT_TRUE(b == 0 || std::abs(std::abs(b) - 0.01) < 1e-9) << b;
+    moved |= b != 0;
+  }
+  EXPECT_TRUE(moved);
+}
+
+TEST(Trainer, ZeroStepsOnlyEvaluatesAndSaves) {
+  TinyRun run;
+  const RunOutcome outcome = run.train(1, {"run.steps=0"});
+  EXPECT_EQ(outcome.rows.size(), 1U);
+  EXPECT_EQ(outcome.rows[0]["kind"], "eval");
+  EXPECT_TRUE(std::filesystem::exists(run.checkpoint(0)));
+}
+
+TEST(Trainer, EMP_07_EvaluationWithUnevenSampleCountsFinishesAndEqualsOneRank) {
+  TinyRun run;
+  auto eval_loss = [](const RunOutcome& o) { return o.rows.back()["loss"].get<double>(); };
+  const double alone =
+      eval_loss(run.train(1, {"run.name=a", "run.dtype=f64", "run.steps=2", "eval.samples=5"}));
+  const double two = eval_loss(run.train(2, {"run.name=b", "run.dtype=f64", "run.steps=2", "eval.samples=5",
+                                             "parallel.ep=2", "data.micro_batch=2"}));
+  const double four = eval_loss(
+      run.train(4, {"run.name=c", "run.dtype=f64", "run.steps=2", "eval.samples=5", "parallel.ep=4"}));
+  EXPECT_NEAR(alone, two, 1e-9);
+  EXPECT_NEAR(alone, four, 1e-9);
+}
+
+}  // namespace
+}  // namespace shoal::testing

@@ -1,0 +1,142 @@
+// The parity table: every layout of the same global batch against one rank. Compared: loss, auxiliary losses,
+// gradient norm, expert counts and drops of every step, every raw gradient, and weights, router bias and
+// optimizer state after 5 steps.
+#include <map>
+
+#include "tests/support/parity.h"
+
+namespace shoal::testing {
+namespace {
+
+double tolerance_of(DType dtype) {
+  return dtype == DType::f64 ? 1e-11 : 1e-5;
+}
+
+ParityResult run_case(const ParityCase& c, int world_size) {
+  ParityResult result;
+  run_ranks(world_size, [&](const std::shared_ptr<Communicator>& world) {
+    ParityResult mine = run_parity(c, world);
+    if (world->rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+ParityCase one_rank(ParityCase c) {
+  c.ep = 1;
+  c.accumulation = 1;
+  c.dispatcher = "local";
+  c.empty_ranks = false;
+  c.recompute = "none";
+  return c;
+}
+
+void expect_parity(const ParityCase& c, int world) {
+  static std::map<std::string, ParityResult> references;
+  const ParityCase base = one_rank(c);
+  const std::string key = base.name(1) + c.model;
+  if (!references.contains(key)) references[key] = run_case(base, 1);
+  EXPECT_TRUE(same_result(run_case(c, world), references[key], tolerance_of(c.dtype))) << c.name(world);
+}
+
+struct Table {
+  std::string balance, capacity;
+  DType dtype;
+};
+
+class Layouts : public ::testing::TestWithParam<Table> {};
+
+TEST_P(Layouts, GiveTheResultOfOneRank) {
+  for (const int world : {1, 2, 4, 8}) {
+    for (int ep = 1; ep <= world; ep *= 2) {
+      for (const int64_t accumulation : {1, 2}) {
+        for (const char* dispatcher : {"all_gather", "all_to_all"}) {
+          if (world == 1 && accumulation == 1) continue;
+          if (world == 8 && accumulation == 2 && dispatcher == std::string("all_gather")) continue;
+          expect_parity({.ep = ep,
+                         .accumulation = accumulation,
+                         .dispatcher = dispatcher,
+                         .balance = GetParam().balance,
+                         .capacity = GetParam().capacity,
+                         .dtype = GetParam().dtype,
+                         .model = ""},
+                        world);
+        }
+      }
+    }
+  }
+}
+
+std::vector<Table> tables() {
+  std::vector<Table> all;
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
+      for (const char* capacity : {"off", "position", "probability"})
+        all.push_back({balance, capacity, dtype});
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Layouts, ::testing::ValuesIn(tables()), [](const auto& info) {
+  return info.param.balance + "_capacity_" + info.param.capacity + "_" + dtype_name(info.param.dtype);
+});
+
+TEST(Parity, RanksWithoutAnySequenceChangeNothing) {
+  for (const int ep : {1, 2, 4}) {
+    for (const char* balance : {"sequence", "bias"}) {
+      expect_parity({.ep = ep, .balance = balance, .capacity = "position", .empty_ranks = true, .model = ""},
+                    4);
+    }
+  }
+}
+
+TEST(Parity, UnevenSequencesPerRankChangeNothing) {
+  expect_parity(
+      {.ep = 3, .balance = "none", .model = "moe: {num_experts: 9, top_k: 2, hidden: 8, first_dense: 1}"}, 3);
+  expect_parity({.ep = 1, .accumulation = 3, .balance = "global", .model = ""}, 3);
+}
+
+TEST(Parity, RecomputeChangesNothing) {
+  expect_parity({.ep = 2,
+                 .accumulation = 2,
+                 .balance = "global",
+                 .capacity = "position",
+                 .recompute = "block",
+                 .model = ""},
+                2);
+  expect_parity({.ep = 1, .balance = "bias", .recompute = "block", .model = ""}, 1);
+}
+
+TEST(Parity, OtherArchitecturesGiveTheResultOfOneRank) {
+  for (const char* model :
+       {"bias: true, norm: {kind: layer_norm, placement: post}, position: learned, ffn: {activation: gelu}",
+        "tie_embeddings: false, position: alibi, ffn: {activation: geglu}, kv_heads: 2",
+        "position: {kind: rope, form: adjacent, rotary_size: 4}, moe: {num_experts: 8, top_k: 3, hidden: 8, "
+        "shared_experts: 2, "
+        "shared_gate: true, layers: [0, 2], router: {kind: top_k, score: sigmoid, num_groups: 4, top_groups: "
+        "2, aux_coeff: 0.1}}",
+        "position: sinusoidal, moe: {num_experts: 8, top_k: 1, hidden: 8, every: 2, router: {kind: top_k, "
+        "normalize: false}}",
+        "position: none, moe: {num_experts: 8, top_k: 8, hidden: 8}"}) {
+    expect_parity({.ep = 2, .accumulation = 2, .model = model}, 4);
+  }
+}
+
+// The local auxiliary loss depends on what a micro-batch is, but not on which rank runs it.
+TEST(Parity, MicroBatchAuxLossDependsOnTheMicroBatchesOnly) {
+  const ParityResult four = run_case({.accumulation = 4, .balance = "micro_batch", .model = ""}, 1);
+  EXPECT_TRUE(same_result(run_case({.ep = 2, .accumulation = 2, .balance = "micro_batch", .model = ""}, 2),
+                          four, 1e-11));
+  EXPECT_TRUE(same_result(run_case({.ep = 4, .accumulation = 1, .balance = "micro_batch", .model = ""}, 4),
+                          four, 1e-11));
+}
+
+// The table must be able to fail: a different seed of one weight is seen.
+TEST(Parity, SeesADifferentResult) {
+  const ParityResult a = run_case(one_rank({.balance = "bias", .model = ""}), 1);
+  const ParityResult b = run_case(one_rank({.balance = "bias", .model = "init: {std: 0.3000001}"}), 1);
+  EXPECT_FALSE(same_result(b, a, 1e-11));
+}
+
+}  // namespace
+}  // namespace shoal::testing

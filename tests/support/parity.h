@@ -1,0 +1,203 @@
+// One training run of a tiny model under a given layout, reduced to what must not depend on the layout.
+// Shared by the thread and the MPI parity tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/random.h"
+#include "core/nn/module.h"
+#include "launch/engine.h"
+#include "tests/support/expect_close.h"
+
+namespace shoal::testing {
+
+struct ParityCase {
+  int ep = 1;
+  int64_t accumulation = 1;
+  std::string dispatcher = "all_to_all";
+  std::string balance = "none";  // none | sequence | global | micro_batch | z_loss | bias
+  std::string capacity = "off";  // off | position | probability
+  std::string recompute = "none";
+  DType dtype = DType::f64;
+  bool empty_ranks = false;  // rank 0 holds the whole batch
+  std::string model;         // extra model settings, YAML flow map entries
+
+  std::string name(int world) const {
+    return str("world ", world, ", ep ", ep, ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
+               balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
+               recompute == "none" ? "" : ", recompute", ", ", dtype);
+  }
+};
+
+inline constexpr int64_t kParitySeq = 6, kParityBatch = 8, kParityVocab = 31, kParityExperts = 8,
+                         kParitySteps = 5;
+
+inline Choice parity_model(const ParityCase& c) {
+  std::string router = "kind: top_k, score: softmax";
+  if (c.balance == "sequence" || c.balance == "global" || c.balance == "micro_batch") {
+    router += ", aux_coeff: 0.5, aux_scope: " + c.balance;
+  }
+  if (c.balance == "z_loss") router += ", z_coeff: 0.1";
+  if (c.balance == "bias") router = "kind: top_k, score: sigmoid, scale: 1.5, bias_rate: 0.01";
+  std::string moe = str("num_experts: ", kParityExperts,
+                        ", top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1, router: {", router, "}");
+  if (c.capacity != "off") moe += ", capacity_factor: 0.8, drop_policy: " + c.capacity;
+  const std::string yaml = str(
+      "kind: transformer, layers: 3, hidden_size: 16, heads: 2, kv_heads: 1, init: {std: 0.3}, recompute: ",
+      c.recompute, ", moe: {", moe, "}");
+  ConfigErrors errors;
+  ConfigNode tree = load_yaml_text("model: {" + yaml + "}", "parity", errors);
+  // Settings of the case replace those above, key by key.
+  ConfigNode& settings = *tree.find("model");
+  for (const auto& entry : load_yaml_text("{" + c.model + "}", "parity case", errors).entries) {
+    if (ConfigNode* present = settings.find(entry.key))
+      *present = entry.value;
+    else
+      settings.entries.push_back(entry);
+  }
+  Choice model{"transformer", ModelRegistry::instance().make_options("transformer")};
+  parse_fields(
+      tree, "", [&](FieldVisitor& v) { v.choice("model", model, ModelRegistry::instance(), ""); }, errors);
+  errors.throw_if_any();
+  return model;
+}
+
+/// Sequences [begin, end) of step `step` of a fixed data stream: uneven padding and ignored labels; sequence
+/// 5 of every step is padding only, and token 0 is so frequent that some experts stay empty.
+inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end) {
+  const RandomStream random(77, "parity data");
+  const int64_t S = kParitySeq, B = end - begin;
+  std::vector<int32_t> tokens, labels, positions;
+  std::vector<uint8_t> valid;
+  for (int64_t b = begin; b < end; b++) {
+    const int64_t length = b == 5 ? 0 : S - b % 3;
+    for (int64_t s = 0; s < S; s++) {
+      const auto index = static_cast<uint64_t>((step * kParityBatch + b) * S + s);
+      const bool rare = random.below(2 * index, 3) == 0;
+      tokens.push_back(rare ? static_cast<int32_t>(random.below(2 * index + 1, kParityVocab))
+                            : static_cast<int32_t>(b % 2));
+      labels.push_back(s < length && (b + s) % 5 != 0
+                           ? static_cast<int32_t>(random.below(index + 100000, kParityVocab))
+                           : -1);
+      positions.push_back(static_cast<int32_t>(s));
+      valid.push_back(s < length ? 1 : 0);
+    }
+  }
+  ModelBatch batch;
+  batch.batch = B;
+  batch.seq = S;
+  batch.tokens_T = Tensor::from(tokens, Shape{B * S});
+  batch.labels_T = Tensor::from(labels, Shape{B * S});
+  batch.positions_T = Tensor::from(positions, Shape{B * S});
+  batch.valid_T = Tensor::from(valid, Shape{B * S});
+  return batch;
+}
+
+/// What must agree; tensors are global, by name.
+struct ParityResult {
+  std::vector<double> losses, aux_losses, z_losses, grad_norms;
+  std::vector<std::vector<int64_t>> counts;  // of every step and MoE layer
+  std::vector<int64_t> dropped;
+  std::map<std::string, std::vector<double>> gradients,
+      state;  // gradients of the first step; weights, bias, moments at the end
+};
+
+inline std::vector<double> gather_global(const Tensor& local, const Placement& placement, const Mesh& mesh) {
+  if (placement.shard_dim < 0) return to_doubles(local);
+  SHOAL_CHECK(placement.shard_dim == 0, "gather_global: expected shards of dimension 0");
+  Communicator& group = mesh.comm(placement.shard_axis);
+  const Tensor all = Tensor::empty({local.numel() * group.size()}, local.dtype());
+  group.all_gather(local.detach().view({local.numel()}), all).wait();
+  return to_doubles(all);
+}
+
+/// Collective over `world`; every rank gets the same result.
+inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
+  ParallelLayout layout;
+  layout.dp = world->size();
+  layout.ep = c.ep;
+  layout.edp = world->size() / c.ep;
+  const Mesh mesh(world, layout);
+  EngineOptions options;
+  options.model = parity_model(c);
+  options.optimizer = Choice{"adamw", OptimizerRegistry::instance().make_options("adamw")};
+  options.dispatcher = Choice{c.dispatcher, nullptr};
+  options.vocab_size = kParityVocab;
+  options.seq_len = kParitySeq;
+  options.seed = 3;
+  options.clip_norm = 0.5;
+  options.bucket_mb = 0.002;  // several buckets even for a tiny model
+  options.dtype = c.dtype;
+  TrainEngine engine(options, mesh);
+
+  ParityResult result;
+  const ShardRange mine = c.empty_ranks ? ShardRange{0, world->rank() == 0 ? kParityBatch : 0}
+                                        : shard_range(kParityBatch, {world->rank(), world->size()});
+  for (int64_t step = 0; step < kParitySteps; step++) {
+    std::vector<ModelBatch> batches;
+    for (int64_t a = 0; a < c.accumulation; a++) {
+      const ShardRange part =
+          shard_range(mine.end - mine.begin, {static_cast<int>(a), static_cast<int>(c.accumulation)});
+      batches.push_back(parity_batch(step, mine.begin + part.begin, mine.begin + part.end));
+    }
+    const StepResult r = engine.step(batches, 1e-3);
+    SHOAL_CHECK(r.updated, "parity run: step ", step, " made no update");
+    result.losses.push_back(r.loss);
+    result.aux_losses.push_back(r.aux_loss);
+    result.z_losses.push_back(r.z_loss);
+    result.grad_norms.push_back(r.grad_norm);
+    for (const MoeStepStats& stats : r.moe) {
+      result.counts.push_back(stats.counts_E);
+      result.dropped.push_back(stats.dropped);
+    }
+    if (step > 0) continue;
+    for (const Parameter* p : engine.parameters())
+      result.gradients[p->name] = gather_global(p->leaf.grad, p->placement, mesh);
+  }
+  for (const Parameter* p : engine.parameters())
+    result.state["weight/" + p->name] = gather_global(p->value, p->placement, mesh);
+  for (const Buffer* b : engine.model().buffers()) result.state["buffer/" + b->name] = to_doubles(b->value);
+  engine.optimizer().visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
+    result.state[name + "/" + p.name] = gather_global(state, p.placement, mesh);
+  });
+  return result;
+}
+
+/// Relative to the largest element of each tensor, so that elements that are zero up to rounding do not
+/// decide.
+inline ::testing::AssertionResult same_result(const ParityResult& got, const ParityResult& want,
+                                              double tolerance) {
+  auto compare = [&](const std::string& what, const std::vector<double>& a,
+                     const std::vector<double>& b) -> ::testing::AssertionResult {
+    double largest = 0;
+    for (const double v : b) largest = std::max(largest, std::abs(v));
+    auto r = close(a, b, {tolerance, tolerance * std::max(largest, 1e-12)});
+    return r ? r : ::testing::AssertionFailure() << what << ": " << r.message();
+  };
+  if (got.counts != want.counts) return ::testing::AssertionFailure() << "expert counts differ";
+  if (got.dropped != want.dropped) return ::testing::AssertionFailure() << "dropped assignments differ";
+  for (const auto& [what, a, b] :
+       {std::tuple{"loss", got.losses, want.losses}, std::tuple{"aux loss", got.aux_losses, want.aux_losses},
+        std::tuple{"z loss", got.z_losses, want.z_losses},
+        std::tuple{"grad norm", got.grad_norms, want.grad_norms}}) {
+    if (auto r = compare(what, a, b); !r) return r;
+  }
+  for (const auto* tensors : {&want.gradients, &want.state}) {
+    const auto& mine = tensors == &want.gradients ? got.gradients : got.state;
+    if (mine.size() != tensors->size())
+      return ::testing::AssertionFailure()
+             << "different tensors: " << mine.size() << ", want " << tensors->size();
+    for (const auto& [name, values] : *tensors) {
+      if (auto r = compare((tensors == &want.gradients ? "gradient of " : "") + name, mine.at(name), values);
+          !r)
+        return r;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace shoal::testing
