@@ -104,7 +104,8 @@ void MoeLayer::clear() {
 Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context) {
   Routing routing = router_->route({x_TD, batch, context, tokens_, step_counts_});
   int64_t dropped = 0;
-  if (options_.capacity_factor > 0 && context.pass == Pass::train) {
+  // A measuring pass must see what the training pass will see.
+  if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
     // Copies: the router's backward still needs what it chose.
     const GradRef gradient = routing.weights_TK.grad_ref;
     routing.expert_ids_TK = routing.expert_ids_TK.clone();

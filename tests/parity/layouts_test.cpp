@@ -41,6 +41,9 @@ void expect_parity(const ParityCase& c, int world) {
 struct Table {
   std::string balance, capacity;
   DType dtype;
+  friend std::ostream& operator<<(std::ostream& out, const Table& t) {
+    return out << t.balance << ", capacity " << t.capacity << ", " << t.dtype;
+  }
 };
 
 class Layouts : public ::testing::TestWithParam<Table> {};
