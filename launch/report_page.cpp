@@ -58,7 +58,8 @@ constexpr const char* kDarkVariables =
 
 constexpr const char* kStyle = R"css(
 *{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif}
+body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5
+  system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif}
 main{max-width:1240px;margin:0 auto;padding:28px 24px 60px}
 h1{font-size:26px;margin:0 0 4px;letter-spacing:-.01em}
 h2{font-size:19px;margin:38px 0 6px}
@@ -98,7 +99,8 @@ tbody th{font-weight:400;color:var(--muted);white-space:nowrap}
 thead th{font-weight:600;white-space:nowrap}
 .mark,thead i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:8px;vertical-align:-1px}
 td small{margin-left:4px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,210px),1fr));gap:1px;background:var(--card);border:1px solid var(--line);border-radius:10px;overflow:hidden}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,210px),1fr));gap:1px;
+  background:var(--card);border:1px solid var(--line);border-radius:10px;overflow:hidden}
 .tiles div{box-shadow:0 0 0 1px var(--line);padding:9px 14px}
 .tiles span{display:block;font-size:12.5px;color:var(--muted)}
 .tiles b{font-weight:600;font-size:18px;font-variant-numeric:tabular-nums}
@@ -107,9 +109,12 @@ details{margin-top:14px}
 summary{cursor:pointer;color:var(--link)}
 code{font:13px/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
 .warn{border-left:4px solid var(--c1);padding:6px 12px;background:var(--card);margin:12px 0;border-radius:0 8px 8px 0}
-#tip{position:fixed;pointer-events:none;background:var(--card);border:1px solid var(--axis);border-radius:8px;padding:6px 10px;font-size:12.5px;line-height:1.45;display:none;z-index:9;box-shadow:0 3px 12px #0003;font-variant-numeric:tabular-nums}
+#tip{position:fixed;pointer-events:none;background:var(--card);border:1px solid var(--axis);border-radius:8px;
+  padding:6px 10px;font-size:12.5px;line-height:1.45;display:none;z-index:9;box-shadow:0 3px 12px #0003;
+  font-variant-numeric:tabular-nums}
 #tip i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
-@media print{body{font-size:12px}main{max-width:none;padding:0}figure,.card,tr{break-inside:avoid}h2,h3{break-after:avoid}.grid2{grid-template-columns:1fr 1fr;gap:10px}#tip{display:none!important}}
+@media print{body{font-size:12px}main{max-width:none;padding:0}figure,.card,tr{break-inside:avoid}
+  h2,h3{break-after:avoid}.grid2{grid-template-columns:1fr 1fr;gap:10px}#tip{display:none!important}}
 )css";
 
 // Reads the points back from the drawn paths, so that the page carries no second copy of the data.

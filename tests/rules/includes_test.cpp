@@ -74,7 +74,7 @@ const std::vector<Confinement> kConfinements = {
     {"yaml-cpp", R"(^yaml-cpp/)", R"(^core/base/yaml\.cpp$)"},
     {"CBLAS", R"(^(cblas|f77blas|lapacke?|openblas.*)\.h$)", R"(^core/backend/cpu/gemm/.*$)"},
     {"LIBXSMM", R"(^libxsmm)", R"(^core/backend/cpu/gemm/.*$)"},
-    {"Oniguruma", R"(^onig)", R"(^data/.*$)"},
+    {"Oniguruma", R"(^onig)", R"(^(data|tests)/.*$)"},
     {"CLI11", R"(^CLI/)", R"(^launch/.*$)"},
     {"JSON", R"(^nlohmann/)", R"(^(core/base/config_schema\.cpp|(data|launch|tests)/.*)$)"},
     {"GoogleTest", R"(^(gtest|gmock)/)", R"(^tests/.*$)"},
