@@ -209,7 +209,8 @@ main() {
       fi
     done
 
-    sanitized=(-DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE=-O1)
+    # g++ 12 warns falsely of uninitialised values inside std::regex when it instruments code.
+    sanitized=(-DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE=-O1 -DSHOAL_WERROR=OFF)
     if build build-asan all -- "${sanitized[@]}" -DSHOAL_SANITIZE=address; then
       printf '== build-asan: tests under ASan and UBSan\n'
       # Open MPI keeps memory until exit, so leaks are looked for only in suites without it.
