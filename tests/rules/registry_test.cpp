@@ -8,6 +8,10 @@
 #include "core/base/config.h"
 #include "core/base/error.h"
 #include "data/tokenizer.h"
+#include "models/ffn.h"
+#include "models/model.h"
+#include "models/moe/router.h"
+#include "models/position.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "parallel/moe/dispatcher.h"
@@ -22,6 +26,10 @@ namespace {
 std::map<std::string, const ChoiceSet*> all_registries() {
   return {
       {"DispatcherRegistry", &DispatcherRegistry::instance()},
+      {"FfnActivationRegistry", &FfnActivationRegistry::instance()},
+      {"ModelRegistry", &ModelRegistry::instance()},
+      {"PositionRegistry", &PositionRegistry::instance()},
+      {"RouterRegistry", &RouterRegistry::instance()},
       {"OptimizerRegistry", &OptimizerRegistry::instance()},
       {"ScheduleRegistry", &ScheduleRegistry::instance()},
       {"TokenizerTrainerRegistry", &TokenizerTrainerRegistry::instance()},
