@@ -1,9 +1,11 @@
 #include "launch/checkpoint.h"
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <regex>
+#include <string_view>
 #include <thread>
 
 #include "launch/checkpoint_agreement.h"
@@ -13,25 +15,61 @@ namespace shoal {
 
 namespace {
 
-// SHOAL_CHECKPOINT_FAILPOINT="<point>[@<rank>]:kill | error | delay:<ms>"
+// A decimal number up to 9999999; empty for anything else.
+std::optional<int> parse_count(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value >= 0 && value < 10000000 ? std::optional(value) : std::nullopt;
+}
+
+struct FailpointRequest {
+  std::string point, action;
+  std::optional<int> rank;
+  int delay_ms = 0;
+};
+
+// "<point>[@<rank>]:kill | error | delay:<ms>"; empty when it is not of this form.
+std::optional<FailpointRequest> parse_failpoint(std::string_view text) {
+  FailpointRequest request;
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  std::string_view point = text.substr(0, colon), action = text.substr(colon + 1);
+  if (const size_t at = point.find('@'); at != std::string_view::npos) {
+    request.rank = parse_count(point.substr(at + 1));
+    if (!request.rank) return std::nullopt;
+    point = point.substr(0, at);
+  }
+  const auto is_point_char = [](char c) { return (c >= 'a' && c <= 'z') || c == '-'; };
+  if (point.empty() || !std::all_of(point.begin(), point.end(), is_point_char)) return std::nullopt;
+  if (action.starts_with("delay:")) {
+    const auto delay = parse_count(action.substr(6));
+    if (!delay) return std::nullopt;
+    request.delay_ms = *delay;
+  } else if (action != "kill" && action != "error") {
+    return std::nullopt;
+  }
+  request.point = point;
+  request.action = action;
+  return request;
+}
+
 Failpoint failpoint_from_environment(int rank) {
   const char* value = std::getenv("SHOAL_CHECKPOINT_FAILPOINT");
   if (value == nullptr || *value == '\0') return {};
-  static const std::regex form("([a-z-]+)(?:@([0-9]{1,6}))?:(?:(kill|error)|delay:([0-9]{1,7}))");
-  std::cmatch match;
-  if (!std::regex_match(value, match, form))
+  const auto request = parse_failpoint(value);
+  if (!request)
     throw UsageError(
-        str("SHOAL_CHECKPOINT_FAILPOINT: expected <point>[@<rank>]:kill | error | delay:<ms>, got '", value,
-            "'; the points are listed in docs/checkpoints.md"));
-  if (match[2].matched && std::stoi(match[2]) != rank) return {};
-  const std::string wanted = match[1], action = match[3];
-  const auto delay = std::chrono::milliseconds(match[4].matched ? std::stoi(match[4]) : 0);
-  return [wanted, action, delay](const std::string& point) {
-    if (point != wanted) return;
-    if (action == "kill") std::raise(SIGKILL);
-    if (action == "error")
+        str("SHOAL_CHECKPOINT_FAILPOINT: expected <point>[@<rank>]:kill | error | delay:<ms>, "
+            "got '",
+            value, "'; the points are listed in docs/checkpoints.md"));
+  if (request->rank && *request->rank != rank) return {};
+  return [request = *request](const std::string& point) {
+    if (point != request.point) return;
+    if (request.action == "kill") std::raise(SIGKILL);
+    if (request.action == "error")
       throw Error("failpoint " + point + ": error asked for by SHOAL_CHECKPOINT_FAILPOINT");
-    std::this_thread::sleep_for(delay);
+    std::this_thread::sleep_for(std::chrono::milliseconds(request.delay_ms));
   };
 }
 
