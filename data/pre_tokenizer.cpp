@@ -26,8 +26,9 @@ class Classes {
   uint8_t operator[](uint32_t code) const { return table_[code]; }
 
   static const Classes& instance() {
-    static const Classes classes;
-    return classes;
+    static const Classes* const classes =
+        new Classes;  // never destroyed: threads may run until the process ends
+    return *classes;
   }
 
  private:
