@@ -83,14 +83,13 @@ std::string run_record(const TrainConfig& config, TrainEngine& engine, int world
   const ParallelLayout& l = engine.mesh().layout();
   return nlohmann::json{{"kind", "run"},
                         {"name", config.run.name},
-                        {"config", to_yaml(config)},
+                        {"config", flat_settings(to_yaml(config))},
+                        {"layout", str("dp ", l.dp, ", ep ", l.ep, ", edp ", l.edp)},
                         {"params_total", f.params_total},
                         {"params_active", f.params_active},
                         {"params_embedding", f.params_embedding},
                         {"flops_per_token", f.flops_per_token()},
-                        {"world", world_size},
-                        {"dp", l.dp},
-                        {"ep", l.ep}}
+                        {"world", world_size}}
       .dump();
 }
 
@@ -106,25 +105,59 @@ void write_resolved_config(const TrainConfig& config) {
   std::filesystem::rename(temporary, path);
 }
 
-std::string expert_load_table(const std::vector<LayerMetrics>& layers) {
-  std::string out;
-  for (const LayerMetrics& layer : layers) {
-    int64_t total = 0, largest = 1;
-    for (const int64_t c : layer.counts) {
-      total += c;
-      largest = std::max(largest, c);
+namespace {
+
+// One row per MoE layer: load of each expert relative to the mean.
+std::string expert_load_table(const nlohmann::json& layers) {
+  constexpr size_t kColumns = 16;
+  std::string out = "expert load in the last step, as a multiple of the mean\n";
+  for (const nlohmann::json& layer : layers) {
+    const auto counts = layer.at("counts").get<std::vector<int64_t>>();
+    int64_t total = 0;
+    for (const int64_t c : counts) total += c;
+    const double mean = std::max(1e-9, static_cast<double>(total) / static_cast<double>(counts.size()));
+    for (size_t e = 0; e < counts.size(); e++) {
+      if (e % kColumns == 0) {
+        out += e == 0 ? format("  layer %2ld ", static_cast<long>(layer.at("layer").get<int64_t>()))
+                      : std::string("\n           ");
+      }
+      out += format(" %4.2f", static_cast<double>(counts[e]) / mean);
     }
-    const double mean = std::max(1e-9, static_cast<double>(total) / static_cast<double>(layer.counts.size()));
-    out += format("  layer %ld: %ld assignments, max/mean %.2f, entropy %.2f nats, dead %ld\n",
-                  static_cast<long>(layer.layer), static_cast<long>(total), layer.max_vio + 1, layer.entropy,
-                  static_cast<long>(layer.dead));
-    for (size_t e = 0; e < layer.counts.size(); e++) {
-      const auto bar = static_cast<size_t>(
-          std::lround(40.0 * static_cast<double>(layer.counts[e]) / static_cast<double>(largest)));
-      out += format("    expert %3zu %9ld  %5.2f  %s\n", e, static_cast<long>(layer.counts[e]),
-                    static_cast<double>(layer.counts[e]) / mean, std::string(bar, '#').c_str());
-    }
+    out += '\n';
   }
+  return out;
+}
+
+}  // namespace
+
+std::string run_result(const std::filesystem::path& metrics_file) {
+  std::ifstream file(metrics_file);
+  nlohmann::json step, eval;
+  std::vector<double> speeds;
+  for (std::string line; std::getline(file, line);) {
+    nlohmann::json row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!row.is_object()) continue;
+    const std::string kind = row.value("kind", "");
+    if (kind == "eval") eval = row;
+    if (kind != "step") continue;
+    if (row["tokens_per_s"].is_number()) speeds.push_back(row["tokens_per_s"]);
+    step = std::move(row);
+  }
+  if (!step.is_object()) return "";
+  std::string out =
+      format("result     step %ld, %s tokens", static_cast<long>(step.at("step").get<int64_t>()),
+             count(step.at("tokens")).c_str());
+  if (eval.is_object() && eval["loss"].is_number()) {
+    const double loss = eval["loss"];
+    out += format(": validation loss %.4f (perplexity %.2f)", loss, std::exp(loss));
+  }
+  if (!speeds.empty()) {
+    std::ranges::nth_element(speeds, speeds.begin() + static_cast<ptrdiff_t>(speeds.size() / 2));
+    out += format("; median %s tokens/s", human_count(speeds[speeds.size() / 2]).c_str());
+  }
+  out += '\n';
+  if (step.contains("moe") && !step["moe"].empty()) out += expert_load_table(step["moe"]);
+  out.pop_back();
   return out;
 }
 

@@ -1,6 +1,8 @@
 // What a training run prints: the summary at the start and one aligned line per log interval.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
 
 #include "launch/metrics.h"
@@ -22,7 +24,8 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
 std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size);
 /// <run>/config.yaml, through a temporary name.
 void write_resolved_config(const TrainConfig& config);
-/// A table of tokens per expert and layer, with bars, from the last step's counts.
-std::string expert_load_table(const std::vector<LayerMetrics>& layers);
+/// What a run has reached, from its metrics file: validation loss, speed, expert load of the last logged
+/// step. "" when the file has no step yet.
+std::string run_result(const std::filesystem::path& metrics_file);
 
 }  // namespace shoal

@@ -16,8 +16,8 @@ std::vector<ModelBatch> eval_batches(const BatchLoader& loader, const TrainConfi
   std::vector<ModelBatch> batches;
   for (int64_t at = 0; at < largest; at += micro_batch) {
     const int64_t begin = std::min(mine.begin + at, mine.end), end = std::min(begin + micro_batch, mine.end);
-    batches.push_back(to_model_batch(loader.batch(first + begin, end - begin),
-                                     config.data.loader.mask_documents, device));
+    batches.push_back(
+        to_model_batch(loader.batch(first + begin, end - begin), config.data.loader.mask_documents, device));
   }
   return batches;
 }

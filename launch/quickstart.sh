@@ -4,7 +4,7 @@
 #   launch/quickstart.sh                 trains on the text of configs/quickstart.yaml
 #   TEXT=book.txt launch/quickstart.sh   trains on that text instead
 #   RANKS=4 launch/quickstart.sh         number of ranks, default 2
-# Further arguments are config overrides, for example train.steps=200.
+# Further arguments are config overrides, for example run.steps=200.
 set -euo pipefail
 
 config=configs/quickstart.yaml
@@ -30,7 +30,7 @@ if [[ -n ${TEXT-} ]]; then
   quoted=${text//\\/\\\\}
   quoted=${quoted//\"/\\\"}
   quoted=${quoted//\$/\$\$}
-  overrides=("data.text=[\"$quoted\"]" "run.folder=$run" "${overrides[@]}")
+  overrides=("data.text=[\"$quoted\"]" "run.name=${run#runs/}" "${overrides[@]}")
 fi
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

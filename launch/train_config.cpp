@@ -207,12 +207,16 @@ bool may_differ(const std::string& key) {
 
 }  // namespace
 
-ConfigChanges compare_configs(const std::string& old_yaml, const std::string& new_yaml) {
+std::map<std::string, std::string> flat_settings(const std::string& yaml) {
   ConfigErrors errors;
-  std::map<std::string, std::string> before, after;
-  flatten(load_yaml_text(old_yaml, "checkpoint config", errors), "", before);
-  flatten(load_yaml_text(new_yaml, "this run's config", errors), "", after);
+  std::map<std::string, std::string> settings;
+  flatten(load_yaml_text(yaml, "resolved config", errors), "", settings);
   errors.throw_if_any();
+  return settings;
+}
+
+ConfigChanges compare_configs(const std::string& old_yaml, const std::string& new_yaml) {
+  const auto before = flat_settings(old_yaml), after = flat_settings(new_yaml);
   ConfigChanges changes;
   auto note = [&](const std::string& key, const std::string& from, const std::string& to) {
     (may_differ(key) ? changes.harmless : changes.meaningful).push_back(str(key, ": ", from, " -> ", to));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,9 @@ int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout);
 
 /// The resolved config as YAML.
 std::string to_yaml(const TrainConfig& config);
+
+/// Dotted keys and values of a YAML text.
+std::map<std::string, std::string> flat_settings(const std::string& yaml);
 
 /// Keys whose values differ, "key: old -> new", split by whether a resumed run may differ in them.
 struct ConfigChanges {

@@ -265,6 +265,7 @@ TrainEnd Trainer::run() {
     if (world_->rank() == 0) {
       log::info("run        ", config_.run_folder(), " has reached step ", progress_.step, " of ", steps,
                 "; nothing to do");
+      log::info(run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"));
     }
     return TrainEnd::already_done;
   }
@@ -307,6 +308,8 @@ TrainEnd Trainer::run() {
       log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
     return TrainEnd::stopped;
   }
+  if (world_->rank() == 0)
+    log::info(run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"));
   return TrainEnd::done;
 }
 
