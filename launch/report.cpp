@@ -213,12 +213,11 @@ std::string render_report(const std::vector<std::filesystem::path>& paths) {
                                                   : "Training report, Shoal: " + join(names, ", ")) +
                      "</p>\n";
   body += report_warnings(runs) + report_summary(runs);
-  if (runs.size() > 1) body += report_differences(runs);
   body += training_charts(runs);
   if (runs.size() > 1) body += expert_overlays(runs);
   for (size_t i = 0; i < runs.size(); i++) body += expert_section(runs[i], i);
-  const std::string config = report_configs(runs);
-  if (!config.empty()) body += "<h2>Configs</h2>\n" + config;
+  const std::string configs = (runs.size() > 1 ? report_differences(runs) : "") + report_configs(runs);
+  if (!configs.empty()) body += "<h2>Configs</h2>\n" + configs;
   return html_page(title, body);
 }
 

@@ -214,6 +214,8 @@ void Trainer::log_step(const StepMetrics& step) {
                                       static_cast<double>(config_.data.global_batch * config_.data.seq_len));
   const double flops = engine_->model().facts().flops_per_token() * m.tokens_per_s;
   m.tflops = flops / 1e12;
+  // On a shared machine the measurement at the start may have been disturbed.
+  peak_flops_ = std::max(peak_flops_, flops);
   m.mfu = peak_flops_ > 0 ? flops / peak_flops_ : 0;
   m.peak_bytes = device_runtime(device_.type).stats().peak_bytes;
   seconds_in_steps_ = 0;
