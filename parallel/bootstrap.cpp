@@ -6,11 +6,14 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <set>
 #include <string_view>
 #include <thread>
 
@@ -97,6 +100,35 @@ void start_mpi(const LaunchInfo& info) {
               ", expected at least MPI_THREAD_FUNNELED (", MPI_THREAD_FUNNELED, ")");
 }
 
+/// Paths of Open MPI's shared memory segments that this process has mapped: its own and its neighbours'.
+std::set<std::string> mapped_segments() {
+  std::set<std::string> paths;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t path = line.find('/');
+    if (path != std::string::npos && line.find("/vader_segment.", path) != std::string::npos &&
+        line.find(" (deleted)", path) == std::string::npos)
+      paths.insert(line.substr(path));
+  }
+  return paths;
+}
+
+/// The segments have names in /dev/shm, which stay, 4 MiB a rank, when the launcher is killed with SIGKILL.
+/// Once every rank has mapped those of its host the names are needed no more. Removes this rank's and returns
+/// it; "" when there is none. Collective.
+std::string forget_segment_name(const LaunchInfo& info) {
+  const std::set<std::string> paths = mapped_segments();
+  const std::string ending = str('.', info.local_rank);  // vader_segment.<host>.<user>.<job>.<local rank>
+  const auto mine = std::find_if(paths.begin(), paths.end(),
+                                 [&](const std::string& path) { return path.ends_with(ending); });
+  int complete = static_cast<int>(paths.size()) == info.local_size && mine != paths.end() ? 1 : 0;
+  int all_complete = 0;
+  MPI_Allreduce(&complete, &all_complete, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  // Not all: another transport, or segments that are mapped on first use.
+  if (all_complete == 0 || ::unlink(mine->c_str()) != 0) return "";
+  return *mine;
+}
+
 void warn_about_launcher(int size) {
   const int tasks = env_int("SLURM_STEP_NUM_TASKS", 1);
   if (size == 1 && tasks > 1 && env_int("SLURM_PROCID", 0) == 0) {
@@ -151,6 +183,7 @@ int run_mpi_world(const LaunchInfo& info,
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   log::set_rank(rank, size);
   warn_about_launcher(size);
+  const std::string segment = forget_segment_name(info);
   MPI_Comm agreement = MPI_COMM_NULL;
   MPI_Comm_dup(MPI_COMM_WORLD, &agreement);
   MPI_Comm_set_errhandler(agreement, MPI_ERRORS_RETURN);
@@ -161,6 +194,8 @@ int run_mpi_world(const LaunchInfo& info,
   world.reset();
   std::fflush(stdout);
   MPI_Comm_free(&agreement);
+  // MPI_Finalize removes the name and complains when it is not there.
+  if (!segment.empty()) std::ofstream(segment).close();
   MPI_Finalize();
   return code;
 }
