@@ -25,6 +25,10 @@ std::vector<std::string> overrides_from(const CLI::App& command, const std::vect
     throw UsageError(str("shoal ", command.get_name(), ": unknown argument '", argument, "'",
                          suggest(argument, known), "; settings are given as key=value"));
   };
+  // An unknown option before what may be its value: the option is the mistake.
+  for (const std::string& argument : command.remaining()) {
+    if (argument.find('=') == std::string::npos) take(argument);
+  }
   for (const std::string& argument : positional) take(argument);
   for (const std::string& argument : command.remaining()) take(argument);
   return overrides;
@@ -38,9 +42,12 @@ void apply_threads(const TrainConfig& config) {
   set_num_threads(static_cast<int>(config.run.threads.value_or(std::max(1, usable / local))));
 }
 
-TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size) {
+TrainedRun open_run(const std::string& run, const std::vector<std::string>& given, int world_size) {
   namespace fs = std::filesystem;
   TrainedRun out;
+  // Checkpoints load under any layout; the one of the training need not fit this number of ranks.
+  std::vector<std::string> overrides = {"parallel.dp=auto", "parallel.ep=auto"};
+  overrides.insert(overrides.end(), given.begin(), given.end());
   if (!fs::exists(run)) {
     throw UsageError(
         str("run '", run, "': no such folder or config file; runs are stored in <run.folder>/<run.name>"));

@@ -19,7 +19,7 @@ std::vector<std::string> overrides_from(const CLI::App& command, const std::vect
 void apply_threads(const TrainConfig& config);
 
 /// The config of a trained run: from the checkpoint it will be loaded from, with overrides. `run` is a run
-/// folder, or a config file whose run folder is meant.
+/// folder, or a config file whose run folder is meant. The layout is the automatic one, unless overridden.
 struct TrainedRun {
   LoadedConfig loaded;
   std::string folder;

@@ -13,7 +13,9 @@ int main(int argc, char** argv) {
       "Start with: mpirun -n 2 shoal train configs/quickstart.yaml"};
   app.set_version_flag("--version", version_text);
   app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::simple);
+  app.failure_message([](const CLI::App*, const CLI::Error& e) {
+    return str("error: ", e.what(), "\nRun with --help for more information.\n");
+  });
   CommandAction action;
   add_prepare_command(app, action);
   add_train_command(app, action);

@@ -143,6 +143,7 @@ LoadedConfig load_train_config(const std::string& path, const std::vector<std::s
                                int world_size) {
   ConfigErrors errors;
   ConfigNode tree = load_yaml_file(path, errors);
+  if (tree.entries.empty()) errors.throw_if_any();  // not readable: everything else would look missing
   for (const std::string& assignment : overrides) apply_override(tree, assignment, errors);
   return finish(std::move(tree), std::filesystem::path(path).stem().string(), world_size, errors);
 }
