@@ -47,19 +47,23 @@ struct RunOutcome {
   double last_loss = 0;
 };
 
+/// Short sentences from a small grammar, one document per paragraph.
+inline void write_learnable_text(const std::filesystem::path& path) {
+  std::ofstream text(path);
+  const char* subjects[] = {"the cat", "a dog", "my fish", "the old owl"};
+  const char* verbs[] = {"sees", "likes", "fears", "follows"};
+  const RandomStream random(1, "tiny run");
+  for (uint64_t i = 0; i < 1200; i++) {
+    text << subjects[random.below(3 * i, 4)] << ' ' << verbs[random.below(3 * i + 1, 4)] << ' '
+         << subjects[random.below(3 * i + 2, 4)] << (i % 6 == 5 ? ".\n\n" : ". ");
+  }
+}
+
 class TinyRun {
  public:
   TinyRun() {
     log::set_quiet(true);
-    std::ofstream text(folder / "text.txt");
-    // Learnable: short sentences from a small grammar, one document per paragraph.
-    const char* subjects[] = {"the cat", "a dog", "my fish", "the old owl"};
-    const char* verbs[] = {"sees", "likes", "fears", "follows"};
-    const RandomStream random(1, "tiny run");
-    for (uint64_t i = 0; i < 1200; i++) {
-      text << subjects[random.below(3 * i, 4)] << ' ' << verbs[random.below(3 * i + 1, 4)] << ' '
-           << subjects[random.below(3 * i + 2, 4)] << (i % 6 == 5 ? ".\n\n" : ". ");
-    }
+    write_learnable_text(folder / "text.txt");
   }
 
   /// Trains with the base settings and the given overrides on `ranks` ranks.

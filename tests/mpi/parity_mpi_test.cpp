@@ -1,0 +1,159 @@
+// The parity table with ranks that are processes: every layout of the same global batch against one rank, and
+// against ranks as threads bit for bit. See tests/parity for the table with threads.
+#include "tests/mpi/mpi_world.h"
+#include "tests/support/parity.h"
+
+namespace shoal::testing {
+namespace {
+
+const ParityResult& one_rank_result(ParityCase c) {
+  static std::map<std::string, ParityResult> results;
+  c.ep = 1;
+  c.accumulation = 1;
+  c.dispatcher = "local";
+  c.empty_ranks = false;
+  c.recompute = "none";
+  const std::string key = c.name(1) + c.model;
+  if (!results.contains(key)) results[key] = run_parity(c, make_single_communicator());
+  return results[key];
+}
+
+void expect_parity(const ParityCase& c) {
+  const double tolerance = c.dtype == DType::f64 ? 1e-11 : 1e-5;
+  EXPECT_TRUE(same_result(run_parity(c, mpi_world()), one_rank_result(c), tolerance))
+      << c.name(mpi_world()->size());
+}
+
+/// Expert-parallel sizes that this world and the experts allow.
+std::vector<int> expert_sizes() {
+  std::vector<int> sizes;
+  for (int ep = 1; ep <= mpi_world()->size(); ep++) {
+    if (mpi_world()->size() % ep == 0 && kParityExperts % ep == 0) sizes.push_back(ep);
+  }
+  return sizes;
+}
+
+struct Table {
+  std::string balance, capacity;
+  DType dtype;
+  friend std::ostream& operator<<(std::ostream& out, const Table& t) {
+    return out << t.balance << ", capacity " << t.capacity << ", " << t.dtype;
+  }
+};
+
+class LayoutsOverMpi : public ::testing::TestWithParam<Table> {};
+
+TEST_P(LayoutsOverMpi, GiveTheResultOfOneRank) {
+  const auto& [balance, capacity, dtype] = GetParam();
+  for (const int ep : expert_sizes()) {
+    for (const int64_t accumulation : {1, 2}) {
+      for (const char* dispatcher : {"all_to_all", "all_gather"}) {
+        expect_parity({.ep = ep,
+                       .accumulation = accumulation,
+                       .dispatcher = dispatcher,
+                       .balance = balance,
+                       .capacity = capacity,
+                       .dtype = dtype,
+                       .model = ""});
+      }
+    }
+  }
+}
+
+std::vector<Table> tables() {
+  std::vector<Table> all;
+  for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
+    all.push_back({balance, "off", DType::f64});
+  }
+  for (const char* balance : {"global", "bias"}) {
+    for (const char* capacity : {"position", "probability"}) all.push_back({balance, capacity, DType::f64});
+  }
+  all.push_back({"sequence", "position", DType::f32});
+  all.push_back({"bias", "off", DType::f32});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mpi, LayoutsOverMpi, ::testing::ValuesIn(tables()), [](const auto& info) {
+  return info.param.balance + "_capacity_" + info.param.capacity + "_" + dtype_name(info.param.dtype);
+});
+
+TEST(ParityMpi, RanksWithoutAnySequenceChangeNothing) {
+  for (const int ep : expert_sizes()) {
+    expect_parity(
+        {.ep = ep, .balance = "sequence", .capacity = "position", .empty_ranks = true, .model = ""});
+    expect_parity({.ep = ep, .balance = "bias", .empty_ranks = true, .model = ""});
+  }
+}
+
+TEST(ParityMpi, UnevenSequencesPerRankAndMicroBatchChangeNothing) {
+  expect_parity({.ep = 1, .accumulation = 3, .balance = "global", .model = ""});
+  expect_parity({.ep = mpi_world()->size(),
+                 .accumulation = 3,
+                 .balance = "sequence",
+                 .model = "moe: {num_experts: 12, top_k: 2, hidden: 8, first_dense: 1, router: {kind: top_k, "
+                          "score: softmax, aux_coeff: 0.5}}"});
+}
+
+TEST(ParityMpi, RecomputeChangesNothing) {
+  for (const int ep : expert_sizes()) {
+    expect_parity({.ep = ep,
+                   .accumulation = 2,
+                   .balance = "global",
+                   .capacity = "position",
+                   .recompute = "block",
+                   .model = ""});
+  }
+}
+
+/// Exactly equal, with the name of the first difference.
+::testing::AssertionResult same_bits(const ParityResult& a, const ParityResult& b) {
+  if (a.losses != b.losses) return ::testing::AssertionFailure() << "losses differ";
+  if (a.aux_losses != b.aux_losses) return ::testing::AssertionFailure() << "auxiliary losses differ";
+  if (a.z_losses != b.z_losses) return ::testing::AssertionFailure() << "z losses differ";
+  if (a.grad_norms != b.grad_norms) return ::testing::AssertionFailure() << "gradient norms differ";
+  if (a.counts != b.counts || a.dropped != b.dropped)
+    return ::testing::AssertionFailure() << "expert counts or drops differ";
+  for (const auto& [name, values] : a.gradients) {
+    if (values != b.gradients.at(name)) return ::testing::AssertionFailure() << "gradient of " << name;
+  }
+  for (const auto& [name, values] : a.state) {
+    if (values != b.state.at(name)) return ::testing::AssertionFailure() << name;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+TEST(ParityMpi, ProcessesGiveTheBitsOfThreads) {
+  for (const int ep : expert_sizes()) {
+    for (const char* dispatcher : {"all_to_all", "all_gather"}) {
+      for (const DType dtype : {DType::f32, DType::f64}) {
+        const ParityCase c{.ep = ep,
+                           .accumulation = 2,
+                           .dispatcher = dispatcher,
+                           .balance = ep == 1 ? "bias" : "global",
+                           .capacity = ep == 1 ? "off" : "probability",
+                           .dtype = dtype,
+                           .model = ""};
+        const ParityResult processes = run_parity(c, mpi_world());
+        ParityResult threads;
+        run_ranks(mpi_world()->size(), [&](const std::shared_ptr<Communicator>& world) {
+          ParityResult mine = run_parity(c, world);
+          if (world->rank() == mpi_world()->rank()) threads = std::move(mine);
+        });
+        EXPECT_TRUE(same_bits(processes, threads)) << c.name(mpi_world()->size());
+      }
+    }
+  }
+}
+
+// The comparison must be able to fail.
+TEST(ParityMpi, SeesADifferentResult) {
+  const ParityCase c{.ep = 1, .balance = "bias", .model = ""};
+  ParityCase other = c;
+  other.model = "init: {std: 0.3000001}";
+  const ParityResult got = run_parity(other, mpi_world());
+  EXPECT_FALSE(same_result(got, one_rank_result(c), 1e-11));
+  EXPECT_FALSE(same_bits(got, run_parity(c, mpi_world())));
+}
+
+}  // namespace
+}  // namespace shoal::testing
