@@ -86,6 +86,8 @@ class Job {
     return reaped_;
   }
 
+  std::string out_so_far() const { return file_bytes(out_); }
+
   /// Living processes of the job: in its session, or with its mark in their environment. Zombies are dead.
   std::vector<pid_t> processes() const {
     std::vector<pid_t> found;

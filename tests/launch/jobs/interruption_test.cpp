@@ -8,7 +8,7 @@ namespace shoal::testing {
 namespace {
 
 constexpr int kSteps = 240;
-constexpr double kTimeLimit = 60;  // seconds, of each start
+constexpr double kTimeLimit = 120;  // seconds, of each start, on a machine with other work
 
 const std::vector<std::string>& train() {
   static const std::vector<std::string> arguments = {"train", "tiny.yaml"};
@@ -18,7 +18,7 @@ const std::vector<std::string>& train() {
 /// The run that nothing has happened to.
 const ShoalFolder& undisturbed() {
   static const ShoalFolder folder(/*slow=*/true);
-  static const Ended ended = folder.shoal(2, train());
+  static const Ended ended = Job(ShoalFolder::command(2, train()), folder.path("")).wait(kTimeLimit);
   SHOAL_CHECK(ended.code == 0, "the undisturbed run failed with code ", ended.code, ":\n", ended.all());
   return folder;
 }
@@ -42,7 +42,7 @@ void expect_nothing_left(Job& job, const ShoalFolder& folder) {
 
 /// Trains the rest; the job before must have left nothing that disturbs it.
 void expect_resumes_to_the_same_end(const ShoalFolder& folder) {
-  const Ended rest = folder.shoal(2, train());
+  const Ended rest = Job(ShoalFolder::command(2, train()), folder.path("")).wait(kTimeLimit);
   EXPECT_EQ(rest.code, 0) << rest.all();
   EXPECT_EQ(count(rest.all(), "checkpoint rejected"), 0) << rest.all();
   EXPECT_TRUE(folder.odd_checkpoint_names().empty()) << folder.odd_checkpoint_names().front();
@@ -105,21 +105,25 @@ TEST(Interruption, SigtermToMpirunCorruptsNothing) {
 
 TEST(Interruption, SigkillAtRandomMomentsOfRanksAndOfMpirunLosesNothingThatWasSaved) {
   const ShoalFolder folder(/*slow=*/true);
-  const RandomStream random(2024, "kills");
+  const char* seed = std::getenv("SHOAL_TEST_SEED");  // to try other moments
+  const RandomStream random(seed != nullptr ? std::strtoull(seed, nullptr, 10) : 2024, "kills");
   constexpr int kKills = 6;
   int64_t saved = -1;
   for (uint64_t k = 0; k < kKills; k++) {
-    // Every second kill is of mpirun. The moments spread over start-up (no rows yet) and the whole run.
-    const int victim = k % 2 == 0 ? -1 : static_cast<int>(random.below(4 * k, 2));
-    const int rows = static_cast<int>(k * kSteps / (kKills + 1) + random.below(4 * k + 1, 20));
-    const auto delay = std::chrono::microseconds(random.below(4 * k + 2, 40000));
+    // The first hits a rank while it starts; then mpirun and ranks take turns, over the whole run.
+    const int victim = k % 2 == 1 ? -1 : static_cast<int>(random.below(4 * k, 2));
+    const int rows = k == 0 ? 0 : static_cast<int>(k * kSteps / (kKills + 2) + random.below(4 * k + 1, 20));
+    const auto delay = std::chrono::microseconds(random.below(4 * k + 2, k == 0 ? 400000 : 20000));
     SCOPED_TRACE(
         str("kill ", k, " of ", victim < 0 ? str("mpirun") : str("rank ", victim), " at row ", rows));
     Job job(ShoalFolder::command(2, train()), folder.path(""));
-    std::optional<pid_t> process = job.pid();
+    std::optional<pid_t> process;
+    if (victim < 0) process = job.pid();
     auto reached = [&] {
-      if (victim >= 0) process = job.rank(victim);
-      return job.has_ended() || (process && folder.num_rows() >= rows);
+      if (victim >= 0 && !process) process = job.rank(victim);
+      // The rows may be those of the job before; the header of the progress table is of this one.
+      const bool trains = k == 0 || contains(job.out_so_far(), "grad norm");
+      return job.has_ended() || (process && trains && folder.num_rows() >= rows);
     };
     ASSERT_TRUE(wait_until(reached, kTimeLimit)) << job.wait(0).all();
     std::this_thread::sleep_for(delay);

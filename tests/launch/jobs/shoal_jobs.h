@@ -43,7 +43,9 @@ class ShoalFolder {
                "  seq_len: ",
                slow ? 32 : 16,
                "\n"
-               "  global_batch: 8\n"
+               "  global_batch: 8\n  micro_batch: ",
+               slow ? "2" : "auto",
+               "\n"
                "optim: {learning_rate: 0.01, schedule: {kind: cosine, warmup_steps: 2}}\n"
                "parallel: {ep: auto}\n"
                "eval: {samples: 21}\n"
