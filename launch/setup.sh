@@ -8,11 +8,13 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build pkg-config git # build
   libopenmpi-dev openmpi-bin           # ranks
-  libyaml-cpp-dev libcli11-dev libfmt-dev nlohmann-json3-dev
+  libyaml-cpp-dev libcli11-dev         # configuration, commands
+  nlohmann-json3-dev                   # tokenizer files, metrics
+  libfmt-dev                           # reports
   libhdf5-dev libxxhash-dev            # checkpoints, token files
   libopenblas-openmp-dev               # matrix products
   libonig-dev                          # pre-tokenizer regexes
-  libgtest-dev libbenchmark-dev        # tests
+  libgtest-dev                         # tests
   python3.11-doc                       # text of the quickstart
 )
 corpus=/usr/share/doc/python3.11/html/_sources

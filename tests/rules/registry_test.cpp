@@ -81,6 +81,20 @@ TEST(RegistryRules, EveryRegistrationIsInTheBinary) {
   EXPECT_TRUE(missing.empty()) << listing(missing);
 }
 
+// The rules below read the sources, so a registration in a form they do not understand would escape them.
+TEST(RegistryRules, EveryKindInTheBinaryIsSeenInTheSources) {
+  const auto registrations = all_registrations();
+  for (const auto& [registry, choices] : all_registries()) {
+    for (const auto& name : choices->names()) {
+      const bool seen = std::any_of(registrations.begin(), registrations.end(), [&](const Found& found) {
+        return found.registration.registry == registry && found.registration.name == name;
+      });
+      EXPECT_TRUE(seen) << registry << ": no source registers '" << name << "' as add<...>(\"" << name
+                        << "\", ...)";
+    }
+  }
+}
+
 TEST(RegistryRules, EveryKindIsDocumentedAndHasOptions) {
   for (const auto& [registry, choices] : all_registries()) {
     for (const auto& name : choices->names()) {

@@ -47,7 +47,8 @@ struct FunctionSpan {
 /// unbalanced braces are not understood.
 std::vector<FunctionSpan> functions_of(const SourceFile& file);
 
-/// Names passed to XRegistry::add<...>("name", ...) in this file, with the registry's name.
+/// Names passed to XRegistry::add<...>("name", ...) in this file, with the registry's name; also through a
+/// helper of the file, `template <...> bool add(name, ...)`, that stands before its calls.
 struct Registration {
   size_t line = 0;
   std::string registry, name;

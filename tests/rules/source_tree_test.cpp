@@ -193,14 +193,21 @@ std::vector<FunctionSpan> functions_of(const SourceFile& file) {
 }
 
 std::vector<Registration> registrations_of(const SourceFile& file) {
-  static const std::regex kAdd(R"re((\w+Registry)::add<[^>]*>\(\s*"([^"]+)")re");
-  std::string text;
-  for (const auto& line : file.lines) text += line + "\n";
+  // Groups: the registry, empty in a call of the file's own helper; "add"; the first argument.
+  static const std::regex kAdd(R"re((?:\b(\w+Registry)::|[^:\w])(add)<[^>()]*>\(\s*("[^"]*"|\w+))re");
+  const std::string text = join(file.lines, "\n"), code = join(file.code, "\n");
   std::vector<Registration> found;
+  std::string helper_registry;  // where `template <...> bool add(name, ...)` of this file registers
   for (std::sregex_iterator it(text.begin(), text.end(), kAdd), end; it != end; ++it) {
-    const auto line = static_cast<size_t>(std::count(text.begin(), text.begin() + it->position(), '\n'));
-    const bool in_comment = file.code[line].find("Registry") == std::string::npos;
-    if (!in_comment) found.push_back({line + 1, (*it)[1], (*it)[2]});
+    const std::smatch& match = *it;
+    if (code.compare(static_cast<size_t>(match.position(2)), 4, "add<") != 0) continue;  // in a comment
+    const std::string registry = match[1], argument = match[3];
+    if (argument[0] != '"') {
+      helper_registry = registry;
+    } else if (const std::string& owner = registry.empty() ? helper_registry : registry; !owner.empty()) {
+      const auto line = static_cast<size_t>(std::count(text.begin(), text.begin() + match.position(2), '\n'));
+      found.push_back({line + 1, owner, argument.substr(1, argument.size() - 2)});
+    }
   }
   return found;
 }
@@ -264,6 +271,21 @@ TEST(SourceTree, FindsIncludesAndRegistrations) {
   ASSERT_EQ(registrations.size(), 1U);
   EXPECT_EQ(registrations[0].registry, "RouterRegistry");
   EXPECT_EQ(registrations[0].name, "top_k");
+}
+
+TEST(SourceTree, FindsRegistrationsThroughAHelper) {
+  const auto file = make_source("a.cpp",
+                                "template <class S, class O = A>\nbool add(const char* name) {\n"
+                                "  return ScheduleRegistry::add<O>(\n      name, f);\n}\n"
+                                "const bool r[] = {\n    add<Linear>(\"linear\"), add<Wsd, B>(\"wsd\"),\n};\n"
+                                "// add<Other>(\"in_a_comment\")\n");
+  const auto registrations = registrations_of(file);
+  ASSERT_EQ(registrations.size(), 2U);
+  EXPECT_EQ(registrations[0].name, "linear");
+  EXPECT_EQ(registrations[0].line, 7U);
+  EXPECT_EQ(registrations[1].registry, "ScheduleRegistry");
+  EXPECT_EQ(registrations[1].name, "wsd");
+  EXPECT_TRUE(registrations_of(make_source("a.cpp", "set.add<int>(\"x\");\n")).empty());
 }
 
 }  // namespace shoal::rules
