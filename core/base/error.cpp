@@ -10,7 +10,8 @@ void check_failed(const char* file, int line, const std::string& message) {
   constexpr std::string_view kRoot = kThisFile.substr(0, kThisFile.size() - kBelowRoot.size());
   std::string_view path = file;
   if (path.starts_with(kRoot)) path.remove_prefix(kRoot.size());
-  while (path.starts_with("../")) path.remove_prefix(3);  // compiler caches pass some paths relative, some not
+  while (path.starts_with("../"))
+    path.remove_prefix(3);  // compiler caches pass some paths relative, some not
   throw Error(str(message, " [", path, ":", line, "]"));
 }
 

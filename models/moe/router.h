@@ -39,7 +39,9 @@ struct Routing {
 /// Base of the routers' options.
 struct RouterOptions : Options {
   /// Parameters of one router; each is also one multiply-add per token.
-  virtual int64_t num_params(int64_t hidden_size, int64_t num_experts) const { return hidden_size * num_experts; }
+  virtual int64_t num_params(int64_t hidden_size, int64_t num_experts) const {
+    return hidden_size * num_experts;
+  }
 };
 
 class Router : public Module {

@@ -39,7 +39,8 @@ inline ::testing::AssertionResult close(const std::vector<double>& got, const st
   double worst_excess = 0;
   for (size_t i = 0; i < got.size(); i++) {
     const double error = std::abs(got[i] - want[i]);
-    const double excess = error == 0 ? 0 : error / (tolerance.absolute + tolerance.relative * std::abs(want[i]));
+    const double excess =
+        error == 0 ? 0 : error / (tolerance.absolute + tolerance.relative * std::abs(want[i]));
     if (!(excess <= worst_excess)) {
       worst_excess = std::isnan(excess) ? HUGE_VAL : excess;
       worst = i;
