@@ -155,14 +155,25 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
 }
 
 FileLock::FileLock(const std::string& path) {
+  acquire(path, LOCK_EX);
+}
+
+std::unique_ptr<FileLock> FileLock::try_lock(const std::string& path) {
+  std::unique_ptr<FileLock> lock(new FileLock);
+  return lock->acquire(path, LOCK_EX | LOCK_NB) ? std::move(lock) : nullptr;
+}
+
+bool FileLock::acquire(const std::string& path, int operation) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) throw Error(str(path, ": cannot create the lock file: ", reason()));
-  while (::flock(fd_, LOCK_EX) != 0) {
+  while (::flock(fd_, operation) != 0) {
     if (errno == EINTR) continue;
-    const std::string why = reason();
-    ::close(fd_);
-    throw Error(str(path, ": cannot lock: ", why));
+    const int error = errno;
+    ::close(std::exchange(fd_, -1));
+    if (error == EWOULDBLOCK) return false;
+    throw Error(str(path, ": cannot lock: ", std::strerror(error)));
   }
+  return true;
 }
 
 FileLock::~FileLock() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,11 +69,15 @@ std::string read_file(const std::string& path, int64_t max_bytes);
 class FileLock {
  public:
   explicit FileLock(const std::string& path);
+  /// Does not block: null when somebody else holds the lock.
+  static std::unique_ptr<FileLock> try_lock(const std::string& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
  private:
+  FileLock() = default;
+  bool acquire(const std::string& path, int operation);
   int fd_ = -1;
 };
 

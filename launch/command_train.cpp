@@ -30,8 +30,9 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
     apply_threads(loaded.config);
     log::set_folder(loaded.config.run_folder());
     Trainer trainer(std::move(loaded), world);
-    trainer.run();
-    return static_cast<int>(ExitCode::done);
+    const TrainEnd end = trainer.run();
+    const bool good = end != TrainEnd::not_saved && end != TrainEnd::diverged;
+    return static_cast<int>(good ? ExitCode::done : ExitCode::failure);
   });
 }
 

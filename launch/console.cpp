@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/base/text.h"
@@ -24,6 +25,11 @@ std::string format(const char* pattern, Args... args) {
   return buffer;
 }
 
+/// printf shows the sign of a NaN, which says nothing.
+double plain(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
 std::string count(int64_t value) {
   return human_count(static_cast<double>(value));
 }
@@ -37,14 +43,14 @@ std::string step_header() {
 
 std::string step_line(const StepMetrics& m, double eta_seconds) {
   return format("%8ld %9.4f %9.2e %9.2e %9.2e %9.3f %9.0f %8.3f %6.1f %8.2f %7.2f  %s",
-                static_cast<long>(m.step), m.loss, m.aux_loss, m.z_loss, m.learning_rate, m.grad_norm,
-                m.tokens_per_s, m.tflops, 100 * m.mfu, m.max_load, 100 * m.dropped,
+                static_cast<long>(m.step), plain(m.loss), plain(m.aux_loss), plain(m.z_loss), m.learning_rate,
+                plain(m.grad_norm), m.tokens_per_s, m.tflops, 100 * m.mfu, m.max_load, 100 * m.dropped,
                 human_duration(eta_seconds).c_str());
 }
 
 std::string eval_line(const EvalMetrics& m) {
   return format("  validation at step %ld: loss %.4f, perplexity %.2f (%s tokens)", static_cast<long>(m.step),
-                m.loss, std::exp(m.loss), count(m.tokens).c_str());
+                plain(m.loss), plain(std::exp(m.loss)), count(m.tokens).c_str());
 }
 
 std::string run_summary(const TrainConfig& config, TrainEngine& engine, const TrainData& data,
@@ -128,26 +134,26 @@ std::string expert_load_table(const nlohmann::json& layers) {
   return out;
 }
 
-}  // namespace
-
-std::string run_result(const std::filesystem::path& metrics_file) {
+std::string result_text(const std::filesystem::path& metrics_file) {
   std::ifstream file(metrics_file);
   nlohmann::json step, eval;
   std::vector<double> speeds;
   for (std::string line; std::getline(file, line);) {
     nlohmann::json row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!row.is_object()) continue;
-    const std::string kind = row.value("kind", "");
+    const auto found = row.find("kind");
+    const std::string kind = found != row.end() && found->is_string() ? *found : "";
     if (kind == "eval") eval = row;
     if (kind != "step") continue;
-    if (row["tokens_per_s"].is_number()) speeds.push_back(row["tokens_per_s"]);
+    if (row.contains("tokens_per_s") && row["tokens_per_s"].is_number())
+      speeds.push_back(row["tokens_per_s"]);
     step = std::move(row);
   }
   if (!step.is_object()) return "";
   std::string out =
       format("result     step %ld, %s tokens", static_cast<long>(step.at("step").get<int64_t>()),
              count(step.at("tokens")).c_str());
-  if (eval.is_object() && eval["loss"].is_number()) {
+  if (eval.is_object() && eval.contains("loss") && eval["loss"].is_number()) {
     const double loss = eval["loss"];
     out += format(": validation loss %.4f (perplexity %.2f)", loss, std::exp(loss));
   }
@@ -159,6 +165,17 @@ std::string run_result(const std::filesystem::path& metrics_file) {
   if (step.contains("moe") && !step["moe"].empty()) out += expert_load_table(step["moe"]);
   out.pop_back();
   return out;
+}
+
+}  // namespace
+
+std::string run_result(const std::filesystem::path& metrics_file) {
+  try {
+    return result_text(metrics_file);
+  } catch (const nlohmann::json::exception& e) {
+    return str("result     unknown: ", metrics_file.string(), " has a row of another format (", e.what(),
+               ")");
+  }
 }
 
 }  // namespace shoal

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -122,6 +123,7 @@ void MetricsWriter::append(const std::string& line) {
   }
   if (problem.empty()) return;
   num_lost_rows_++;
+  if (!std::has_single_bit(static_cast<uint64_t>(num_lost_rows_))) return;  // 1, 2, 4, ...: no flood
   log::warn("metrics ", file_.string(), ": a row is lost (", problem, "); ", num_lost_rows_, " lost so far");
 }
 

@@ -1,6 +1,7 @@
 #include "launch/trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -49,11 +50,27 @@ Trainer::Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world)
       config_(loaded_.config),
       world_(std::move(world)),
       metrics_(std::filesystem::path(config_.run_folder()) / "metrics.jsonl") {
+  lock_folder();
   build();
   restore();
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::lock_folder() {
+  const std::string folder = config_.run_folder();
+  const Tensor taken = Tensor::zeros({1}, DType::u8);
+  if (world_->rank() == 0) {
+    std::filesystem::create_directories(folder);
+    lock_ = FileLock::try_lock(folder + "/.lock");
+    *taken.data<uint8_t>() = lock_ ? 0 : 1;
+  }
+  world_->broadcast(taken, 0).wait();
+  if (*taken.data<uint8_t>() != 0) {
+    throw UsageError(str("run ", folder, ": another training runs in this folder (it holds ", folder,
+                         "/.lock); wait for it, stop it, or choose another run.name"));
+  }
+}
 
 void Trainer::build() {
   device_ = Device{config_.run.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
@@ -159,11 +176,15 @@ StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_reque
   progress_.optimizer_steps = engine_->optimizer().num_steps();
   if (!result.updated) {
     progress_.skipped++;
-    if (world_->rank() == 0) {
+    skipped_in_a_row_ += result.labels > 0;
+    const uint64_t skipped = static_cast<uint64_t>(progress_.skipped);
+    if (world_->rank() == 0 && (skipped <= 8 || std::has_single_bit(skipped))) {
       log::warn("step ", step, ": no update, ",
                 result.labels == 0 ? "the step has no labels" : "the gradient norm is not finite", " (",
                 progress_.skipped, " skipped so far)");
     }
+  } else {
+    skipped_in_a_row_ = 0;
   }
   metrics.tokens = progress_.tokens;
   metrics.skipped = progress_.skipped;
@@ -241,6 +262,7 @@ void Trainer::save() {
   const double begin = now_seconds();
   const std::string problem =
       checkpoints_->save(progress_.step, engine_->state(), progress_.to_json(), to_yaml(config_));
+  save_failed_ = !problem.empty();
   if (world_->rank() != 0) {
     if (problem.empty()) last_saved_ = progress_.step;
     return;
@@ -251,7 +273,7 @@ void Trainer::save() {
     log::info("  checkpoint of step ", progress_.step, " saved (", seconds, ")");
     last_saved_ = progress_.step;
   } else {
-    log::warn("checkpoint of step ", progress_.step, " was not saved, training goes on: ", problem);
+    log::warn("checkpoint of step ", progress_.step, " was not saved: ", problem);
   }
 }
 
@@ -267,7 +289,8 @@ TrainEnd Trainer::run() {
     if (world_->rank() == 0) {
       log::info("run        ", config_.run_folder(), " has reached step ", progress_.step, " of ", steps,
                 "; nothing to do");
-      log::info(run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"));
+      const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
+      if (!result.empty()) log::info(result);
     }
     return TrainEnd::already_done;
   }
@@ -290,11 +313,13 @@ TrainEnd Trainer::run() {
     return PrefetchingLoader::Range{first, micro};
   });
 
-  bool stop = false;
-  for (int64_t step = first_step; step <= steps && !stop; step++) {
+  bool stop = false, diverged = false;
+  for (int64_t step = first_step; step <= steps && !stop && !diverged; step++) {
     const StepMetrics metrics = train_step(step, stop_signal_seen(), stop);
     const bool last = step == steps;
-    if (step % config_.run.log_every == 0 || step == 1 || last || stop) log_step(metrics);
+    diverged = skipped_in_a_row_ >= kMaxSkippedInARow;
+    if (step % config_.run.log_every == 0 || step == 1 || last || stop || diverged) log_step(metrics);
+    if (diverged) break;
     const bool eval_due = config_.eval.every > 0 && step % config_.eval.every == 0;
     if (data_.validation && (eval_due || (last && config_.eval.at_end))) log_evaluation(evaluate());
     const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
@@ -305,14 +330,33 @@ TrainEnd Trainer::run() {
     if (data_.validation && config_.eval.at_end) log_evaluation(evaluate());
     if (config_.checkpoint.at_end) save();
   }
-  if (stop && progress_.step < steps) {
-    if (world_->rank() == 0)
-      log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
-    return TrainEnd::stopped;
+  return finish(stop && progress_.step < steps, diverged);
+}
+
+TrainEnd Trainer::finish(bool stopped, bool diverged) {
+  const bool speaks = world_->rank() == 0;
+  if (diverged) {
+    if (speaks) {
+      log::warn("training diverged: no finite gradient in the last ", kMaxSkippedInARow,
+                " steps; lower optim.learning_rate or go on from an older checkpoint");
+    }
+    return TrainEnd::diverged;
   }
-  if (world_->rank() == 0)
-    log::info(run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"));
-  return TrainEnd::done;
+  if (stopped && speaks && !save_failed_)
+    log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
+  if (!stopped && speaks) {
+    const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
+    if (!result.empty()) log::info(result);
+  }
+  if (save_failed_) {
+    if (speaks) {
+      log::warn("training ended at step ", progress_.step, " without its checkpoint; the newest one is of ",
+                last_saved_ < 0 ? std::string("no step") : str("step ", last_saved_),
+                "; free space or fix the folder and start the same command again");
+    }
+    return TrainEnd::not_saved;
+  }
+  return stopped ? TrainEnd::stopped : TrainEnd::done;
 }
 
 }  // namespace shoal

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/file_io.h"
 #include "data/prefetching_loader.h"
 #include "data/tokenizer.h"
 #include "launch/checkpoint.h"
@@ -32,8 +33,10 @@ std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config);
 EvalMetrics evaluate_model(TrainEngine& engine, const TrainData& data, const TrainConfig& config,
                            int64_t step);
 
-/// How a training ended.
-enum class TrainEnd { done, already_done, stopped };
+/// How a training ended. not_saved: with the last step, or on request, but its checkpoint could not be
+/// written. diverged: kMaxSkippedInARow steps one after the other had no finite gradient.
+enum class TrainEnd { done, already_done, stopped, not_saved, diverged };
+constexpr int64_t kMaxSkippedInARow = 100;
 
 /// What must be remembered between runs besides tensors; stored as JSON in the checkpoint.
 struct Progress {
@@ -49,7 +52,8 @@ struct Progress {
 
 class Trainer {
  public:
-  /// Builds everything and restores the newest checkpoint. Collective over the world.
+  /// Builds everything and restores the newest checkpoint. UsageError while another training runs in the same
+  /// folder. Collective over the world.
   Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world);
   ~Trainer();
 
@@ -64,6 +68,7 @@ class Trainer {
   const Progress& progress() const { return progress_; }
 
  private:
+  void lock_folder();
   void build();
   void print_summary() const;
   void restore();
@@ -73,10 +78,12 @@ class Trainer {
   void log_step(const StepMetrics& metrics);
   void log_evaluation(const EvalMetrics& metrics);
   void save();
+  TrainEnd finish(bool stopped, bool diverged);
 
   LoadedConfig loaded_;
   TrainConfig& config_;
   std::shared_ptr<Communicator> world_;
+  std::unique_ptr<FileLock> lock_;  // rank 0: of the run folder
   TrainData data_;
   Device device_;
   std::unique_ptr<Mesh> mesh_;
@@ -87,7 +94,8 @@ class Trainer {
   MetricsWriter metrics_;
   Progress progress_;
   int64_t micro_batch_ = 1, num_micro_batches_ = 1;
-  int64_t last_saved_ = -1, lines_ = 0;
+  int64_t last_saved_ = -1, lines_ = 0, skipped_in_a_row_ = 0;
+  bool save_failed_ = false;     // the newest attempt
   double peak_flops_ = 0;        // measured GEMM rate of all ranks together
   double seconds_in_steps_ = 0;  // since the last log line, evaluation and saving excluded
   int64_t tokens_in_steps_ = 0, steps_timed_ = 0;

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -66,8 +67,12 @@ class TinyRun {
     write_learnable_text(folder / "text.txt");
   }
 
+  struct Hooks {
+    std::function<void()> before_run;  // rank 0, when the trainer is built
+  };
+
   /// Trains with the base settings and the given overrides on `ranks` ranks.
-  RunOutcome train(int ranks, std::vector<std::string> overrides = {}) {
+  RunOutcome train(int ranks, std::vector<std::string> overrides = {}, const Hooks& hooks = {}) {
     const std::string yaml = str(R"(
 run: {name: tiny, steps: 9, log_every: 1, threads: 1, folder: )",
                                  folder.path().string(), R"(}
@@ -92,6 +97,8 @@ checkpoint: {every: 3, keep_last: 0}
       LoadedConfig loaded = load_train_config_text(yaml, "tiny.yaml", overrides, ranks);
       const std::string metrics = loaded.config.run_folder() + "/metrics.jsonl";
       Trainer trainer(std::move(loaded), world);
+      if (hooks.before_run && world->rank() == 0) hooks.before_run();
+      world->barrier();
       const TrainEnd end = trainer.run();
       std::map<std::string, std::vector<double>> state;
       for (const StateTensor& t : trainer.engine().state()) {
