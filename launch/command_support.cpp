@@ -45,8 +45,12 @@ void apply_threads(const TrainConfig& config) {
 TrainedRun open_run(const std::string& run, const std::vector<std::string>& given, int world_size) {
   namespace fs = std::filesystem;
   TrainedRun out;
-  // Checkpoints load under any layout; the one of the training need not fit this number of ranks.
-  std::vector<std::string> overrides = {"parallel.dp=auto", "parallel.ep=auto"};
+  // Checkpoints load under any layout; neither the training's layout nor its batch need fit this number of
+  // ranks.
+  constexpr int kSequencesPerPass = 4;
+  std::vector<std::string> overrides = {
+      "parallel.dp=auto", "parallel.ep=auto", "data.micro_batch=auto",
+      str("data.global_batch=", kSequencesPerPass * std::max(1, world_size))};
   overrides.insert(overrides.end(), given.begin(), given.end());
   if (!fs::exists(run)) {
     throw UsageError(

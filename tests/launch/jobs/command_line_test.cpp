@@ -198,13 +198,14 @@ TEST(CommandLine, AChangedExperimentIsRefusedOnceUnderMpirun) {
 
 TEST(CommandLine, EvaluationGivesTheSameLossUnderAnyNumberOfRanks) {
   std::vector<std::string> outputs;
-  for (const int ranks : {1, 2}) {
+  for (const int ranks : {1, 2, 3}) {
     const Ended ended = trained().shoal(ranks, {"eval", "runs/tiny"});
     EXPECT_EQ(ended.code, 0) << ended.all();
     EXPECT_EQ(count(ended.out, "validation at step 6: loss "), 1) << ended.out;
     outputs.push_back(ended.out);
   }
   EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_EQ(outputs[0], outputs[2]);
   const double stored = trained().rows().back()["loss"];  // of the evaluation while training
   double printed = 0;
   const size_t at = outputs[0].find("loss ");
