@@ -132,6 +132,8 @@ class Preparation {
     for (const auto& file : files_) text += str(file.path, '\0', file.size, '\0', file.mtime_ns, '\0');
     if (const auto* file = dynamic_cast<const TokenizerFileOptions*>(options_.tokenizer.options.get())) {
       const bool folder = fs::is_directory(file->path);
+      if (!folder && !fs::is_regular_file(file->path))
+        throw UsageError(str("tokenizer ", file->path, ": no such file"));
       for (const auto& f : list_text_files({folder ? file->path + "/tokenizer.json" : file->path}, {})) {
         text += str(f.size, '\0', f.mtime_ns, '\0');
       }
@@ -215,7 +217,8 @@ class Preparation {
     });
     if (report_.documents == 0) {
       throw UsageError(str("prepare: the text has no documents: ", report_.files, " files with ",
-                           total_bytes_, " bytes, ", report_.empty_documents, " empty documents"));
+                           total_bytes_, " bytes, ", report_.empty_documents, " empty documents (",
+                           join(options_.text, ", "), "); give text with something in it"));
     }
     report_.encode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
     writer.finish();

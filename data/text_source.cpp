@@ -1,8 +1,11 @@
 #include "data/text_source.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include <nlohmann/json.hpp>
@@ -20,7 +23,9 @@ namespace fs = std::filesystem;
 TextFile text_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0)
-    throw UsageError(str("text ", path, ": cannot read the file's size"));
+    throw UsageError(str("text ", path, ": cannot read the file's size: ", std::strerror(errno)));
+  if (::access(path.c_str(), R_OK) != 0)
+    throw UsageError(str("text ", path, ": cannot be read: ", std::strerror(errno)));
   return {path, status.st_size, int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
 }
 
@@ -106,7 +111,9 @@ std::vector<TextFile> list_text_files(const std::vector<std::string>& paths,
     } else if (fs::is_regular_file(path)) {
       files.push_back(text_file(path));
     } else {
-      throw UsageError(str("text ", path, ": no such file or folder"));
+      throw UsageError(str("text ", path,
+                           fs::exists(path) ? ": expected a file or a folder, got something else"
+                                            : ": no such file or folder"));
     }
   }
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });

@@ -80,6 +80,7 @@ CheckpointStore::CheckpointStore(CheckpointOptions options, Communicator& world)
   const std::string problem =
       agree_on_problems(world, message_of([&] { failpoint_ = failpoint_from_environment(world.rank()); }));
   if (!problem.empty()) throw UsageError(problem);
+  if (options_.read_only) return;
   run_on_first(world, [&] {
     remove_temporaries(options_.folder);
     return std::string();

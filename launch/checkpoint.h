@@ -32,6 +32,7 @@ struct CheckpointOptions {
   std::filesystem::path folder;  // <run>/checkpoints
   int64_t keep_last = 3;         // 0: keep all
   int64_t keep_every = 0;        // steps that are multiples of this are never pruned; 0: none
+  bool read_only = false;        // nothing is removed or renamed: a training may be writing there
 };
 
 /// What one committed checkpoint says about itself.
@@ -52,7 +53,7 @@ struct LoadedCheckpoint {
 
 class CheckpointStore {
  public:
-  /// Collective (removes left-over temporary directories).
+  /// Collective. Removes left-over temporary directories, unless read_only.
   CheckpointStore(CheckpointOptions options, Communicator& world);
 
   /// Collective. Writes step's checkpoint and commits it with a rename, then prunes. When it cannot be
@@ -63,8 +64,9 @@ class CheckpointStore {
                    const std::string& config_yaml);
 
   /// Collective. The newest checkpoint whose checksums verify is described; corrupt ones are renamed to
-  /// "step-N.bad-K" and reported in `rejected`. Empty when the folder holds no checkpoint at all; throws
-  /// Error when it holds checkpoints but none verifies. `step`: only that one (missing or corrupt: Error).
+  /// "step-N.bad-K" (unless read_only), warned about and listed in `rejected`. Empty when the folder holds no
+  /// checkpoint at all; throws Error when it holds checkpoints but none verifies. `step`: only that one
+  /// (missing or corrupt: Error).
   std::optional<LoadedCheckpoint> find(std::optional<int64_t> step = std::nullopt);
   /// Collective. Fills the tensors from a found checkpoint. Every name, dtype and global shape must match and
   /// each tensor must be covered; all mismatches are named in one Error. Tensors in the checkpoint that are

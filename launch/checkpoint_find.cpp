@@ -104,9 +104,10 @@ std::string steps_text(const std::vector<int64_t>& steps) {
   return "it holds steps " + join(texts, ", ");
 }
 
-// Collective. Renames a corrupt checkpoint; returns the line to report.
-std::string reject(Communicator& world, const fs::path& path, const std::string& reason) {
-  const std::string fate = run_on_first(world, [&] {
+// Collective. Renames a corrupt checkpoint, unless read_only; returns the line to report.
+std::string reject(Communicator& world, const fs::path& path, const std::string& reason, bool read_only) {
+  const std::string fate = run_on_first(world, [&]() -> std::string {
+    if (read_only) return "left in place";
     std::string name;
     const std::string problem = message_of([&] { name = set_aside(path); });
     return problem.empty() ? "set aside as " + name : "could not be set aside: " + problem;
@@ -131,7 +132,7 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
       if (step)
         throw Error(str("checkpoint ", path.string(), " is corrupt: ", reason,
                         "; leave the step open to take the newest one that verifies"));
-      found.rejected.push_back(reject(world_, path, reason));
+      found.rejected.push_back(reject(world_, path, reason, options_.read_only));
       continue;
     }
     found.step = candidate;

@@ -138,7 +138,7 @@ void CheckpointStore::load(const LoadedCheckpoint& checkpoint, const std::vector
   std::string problem = state_problem(state);
   if (problem.empty()) problem = join(mismatches(result.manifest, state, allow_extra), "\n  ");
   problem = agree_on_problems(world_, problem);
-  if (!problem.empty()) throw Error(where + " does not fit this model:\n  " + problem);
+  if (!problem.empty()) throw UsageError(where + " does not fit this model:\n  " + problem);
 
   problem = message_of([&] {
     TensorReader reader(checkpoint.path);

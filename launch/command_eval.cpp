@@ -14,6 +14,8 @@ namespace shoal {
 
 namespace {
 
+constexpr double kMaxTokens = 1 << 24;  // the cache of keys and values is allocated at the start
+
 struct RunArguments {
   std::string run;
   int64_t step = -1;
@@ -24,7 +26,8 @@ struct RunArguments {
 void add_run_arguments(CLI::App& command, RunArguments& arguments) {
   command.add_option("run", arguments.run, "run folder, or the config it was trained with")->required();
   command.add_option("settings", arguments.settings, "key=value pairs that override the run's config");
-  command.add_option("--step", arguments.step, "checkpoint of this step; default: the newest");
+  command.add_option("--step", arguments.step, "checkpoint of this step; default: the newest")
+      ->check(number_in(0, 1e18));
   command.allow_extras();
 }
 
@@ -32,8 +35,17 @@ int eval(const CLI::App& command, const RunArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     TrainedRun run = open_run(arguments.run, overrides, world->size());
+    check_kernel_choice();
     apply_threads(run.loaded.config);
     const TrainData data = open_data(run.loaded.config, run.loaded.tree, *world);
+    if (open_tokenizer(run)->to_json() != data.tokenizer->to_json()) {
+      throw UsageError(str("eval ", run.folder,
+                           ": the data is prepared with another tokenizer than the run (",
+                           run_tokenizer_path(run.folder),
+                           "); its losses would mean nothing; name the data of the run, or set "
+                           "data.tokenizer to {kind: file, path: ",
+                           run_tokenizer_path(run.folder), "}"));
+    }
     TrainedModel model = load_trained_model(run, data.vocab_size, arguments.wanted_step(), world);
     const EvalMetrics metrics = evaluate_model(*model.engine, data, run.loaded.config, model.step);
     if (world->rank() == 0) log::info(eval_line(metrics));
@@ -50,8 +62,9 @@ int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     TrainedRun run = open_run(arguments.run, overrides, world->size());
+    check_kernel_choice();
     apply_threads(run.loaded.config);
-    const auto tokenizer = open_tokenizer(run.loaded.config);
+    const auto tokenizer = open_tokenizer(run);
     const int64_t vocab = run.loaded.config.model_options().vocab_size.value_or(tokenizer->vocab_size());
     TrainedModel model = load_trained_model(run, vocab, arguments.wanted_step(), world);
     GenerateOptions options = arguments.options;
@@ -63,6 +76,7 @@ int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
     }
     std::vector<int32_t> prompt;
     encode_with_special_tokens(*tokenizer, arguments.prompt, prompt);
+    check_prompt(model.engine->model(), prompt);
     const bool speaks = world->rank() == 0;
     if (speaks) std::fwrite(arguments.prompt.data(), 1, arguments.prompt.size(), stdout);
     generate(model.engine->model(), prompt, options, [&](int32_t token) {
@@ -93,13 +107,13 @@ void add_generate_command(CLI::App& app, CommandAction& action) {
   SamplingOptions& sampling = a->options.sampling;
   command->add_option("--prompt", a->prompt, "text to continue; default: a new line");
   command->add_option("--tokens", a->options.max_tokens, "tokens to generate at most")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_in(0, kMaxTokens));
   command->add_option("--temperature", sampling.temperature, "0: always the most likely token")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_in(0, 1e9));
   command->add_option("--top-k", sampling.top_k, "draw from the k most likely tokens; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_in(0, 1e9));
   command->add_option("--top-p", sampling.top_p, "draw from the most likely tokens that together reach p")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number_in(0, 1));
   command->add_option("--seed", sampling.seed, "of the draws");
   command->add_option("--stop", a->stop, "stop at this token; default: end of document");
   command->callback([=, &action] { action = [=] { return generate_text(*command, *a); }; });

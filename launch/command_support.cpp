@@ -3,12 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "core/tensor/kernel.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -34,6 +37,27 @@ std::vector<std::string> overrides_from(const CLI::App& command, const std::vect
   return overrides;
 }
 
+CLI::Validator number_in(double low, double high) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool whole = !text.empty() && *end == '\0';
+        return whole && value >= low && value <= high ? std::string()
+                                                      : str("expected a number from ", low, " to ",
+                                                            static_cast<int64_t>(high), ", got '", text, "'");
+      },
+      "");
+}
+
+void check_kernel_choice() {
+  const char* wanted = std::getenv("SHOAL_CPU_ISA");
+  const std::string chosen = cpu_isa_name(cpu_isa());
+  if (wanted == nullptr || *wanted == '\0' || chosen == wanted) return;
+  throw UsageError(str("SHOAL_CPU_ISA: expected scalar | avx2 | avx512 and at most ", chosen,
+                       ", the best of this CPU, got '", wanted, "'; unset it"));
+}
+
 void apply_threads(const TrainConfig& config) {
   cpu_set_t cores;
   int usable = 1;
@@ -41,6 +65,26 @@ void apply_threads(const TrainConfig& config) {
   const int local = std::max(1, launch_info().local_size);
   set_num_threads(static_cast<int>(config.run.threads.value_or(std::max(1, usable / local))));
 }
+
+namespace {
+
+/// Evaluation and generation have no global batch, so any number of ranks will do.
+void free_batch(LoadedConfig& loaded, int world_size) {
+  TrainConfig& config = loaded.config;
+  if (config.parallel.dispatcher.kind == "local" && !config.parallel.ep.value) config.parallel.ep.value = 1;
+  const int64_t micro_batch =
+      config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
+  config.data.micro_batch.value = micro_batch;
+  config.data.global_batch = micro_batch * world_size;
+  ConfigErrors errors;
+  resolve_layout(
+      config.parallel,
+      LayoutFacts{world_size, config.model_options().num_experts(), config.data.global_batch, micro_batch},
+      loaded.tree, errors);
+  errors.throw_if_any();
+}
+
+}  // namespace
 
 TrainedRun open_run(const std::string& run, const std::vector<std::string>& given, int world_size) {
   namespace fs = std::filesystem;
@@ -64,24 +108,28 @@ TrainedRun open_run(const std::string& run, const std::vector<std::string>& give
       throw UsageError(
           str("run '", run, "': there is no config.yaml in it; is this the folder of a training run?"));
     }
-    out.loaded = load_train_config(config, overrides, world_size);
+    out.loaded = load_train_config(config, overrides, 0);
   } else {
-    out.loaded = load_train_config(run, overrides, world_size);
+    out.loaded = load_train_config(run, overrides, 0);
     out.folder = out.loaded.config.run_folder();
   }
+  free_batch(out.loaded, world_size);
   return out;
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const TrainedRun& run) {
+  const std::string own = run_tokenizer_path(run.folder);
+  return std::filesystem::exists(own) ? load_tokenizer(own) : open_tokenizer(run.loaded.config);
 }
 
 TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::optional<int64_t> step,
                                 const std::shared_ptr<Communicator>& world) {
   const TrainConfig& config = run.loaded.config;
-  CheckpointStore store(CheckpointOptions{std::filesystem::path(run.folder) / "checkpoints", 0, 0}, *world);
+  CheckpointStore store(
+      CheckpointOptions{std::filesystem::path(run.folder) / "checkpoints", 0, 0, /*read_only=*/true}, *world);
   const std::optional<LoadedCheckpoint> found = store.find(step);
   if (!found)
     throw UsageError(str("run '", run.folder, "': it has no checkpoint yet; train it first (`shoal train`)"));
-  if (world->rank() == 0) {
-    for (const std::string& reason : found->rejected) log::warn("checkpoint rejected: ", reason);
-  }
   TrainedModel out;
   out.step = found->step;
   out.mesh = std::make_unique<Mesh>(world, layout_of(config, world->size()));

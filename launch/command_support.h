@@ -15,6 +15,13 @@ namespace shoal {
 /// nearest option.
 std::vector<std::string> overrides_from(const CLI::App& command, const std::vector<std::string>& positional);
 
+/// A check for a command-line option: a finite number from `low` to `high`.
+CLI::Validator number_in(double low, double high);
+
+/// UsageError when SHOAL_CPU_ISA names kernels that this CPU or this program does not have. The kernels
+/// themselves are chosen before main, where nothing can be reported.
+void check_kernel_choice();
+
 /// Threads per rank: run.threads, or the cores of this host divided by its ranks.
 void apply_threads(const TrainConfig& config);
 
@@ -24,7 +31,11 @@ struct TrainedRun {
   LoadedConfig loaded;
   std::string folder;
 };
+/// `world_size` >= 1.
 TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size);
+
+/// The tokenizer that the run was trained with: a copy in its folder, else the one of the prepared data.
+std::unique_ptr<Tokenizer> open_tokenizer(const TrainedRun& run);
 
 /// A model with the weights of a run's newest good checkpoint, or of `step`. Collective.
 struct TrainedModel {

@@ -93,7 +93,7 @@ void add_config_command(CLI::App& app, CommandAction& action) {
   command->add_flag("--schema", a->schema, "print a JSON Schema of the config");
   command->add_option("--explain", a->explain, "documentation of one key, e.g. model.moe.router");
   command->add_option("--world", a->world, "check the layout for this number of ranks")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_in(0, 1 << 20));
   command->allow_extras();
   command->callback([=, &action] { action = [=] { return show_config(*command, *a); }; });
 }

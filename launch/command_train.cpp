@@ -27,6 +27,7 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     LoadedConfig loaded = load_train_config(arguments.config, overrides, world->size());
+    check_kernel_choice();
     apply_threads(loaded.config);
     log::set_folder(loaded.config.run_folder());
     Trainer trainer(std::move(loaded), world);

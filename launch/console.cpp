@@ -1,8 +1,10 @@
 #include "launch/console.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -105,8 +107,10 @@ void write_resolved_config(const TrainConfig& config) {
   {
     std::ofstream file(temporary);
     file << "# Resolved configuration of the last start of this run.\n" << to_yaml(config);
-    SHOAL_CHECK(file.flush().good(), "run config ", temporary.string(),
-                ": cannot be written; check space and permissions");
+    if (!file.flush().good()) {
+      throw Error(str("run config ", temporary.string(), ": cannot be written: ", std::strerror(errno),
+                      "; check space and permissions"));
+    }
   }
   std::filesystem::rename(temporary, path);
 }

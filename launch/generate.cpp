@@ -46,8 +46,7 @@ int32_t sample_token(const std::vector<double>& logits, const SamplingOptions& o
   return order[count - 1];
 }
 
-std::vector<int32_t> generate(Model& model, const std::vector<int32_t>& prompt,
-                              const GenerateOptions& options, const std::function<void(int32_t)>& on_token) {
+void check_prompt(const Model& model, const std::vector<int32_t>& prompt) {
   if (prompt.empty()) throw UsageError("generate: expected a prompt of at least one token, got none");
   const auto length = static_cast<int64_t>(prompt.size());
   const int64_t limit = model.max_positions();
@@ -55,6 +54,13 @@ std::vector<int32_t> generate(Model& model, const std::vector<int32_t>& prompt,
     throw UsageError(
         str("generate: expected a prompt of at most ", limit, " tokens (learned positions), got ", length));
   }
+}
+
+std::vector<int32_t> generate(Model& model, const std::vector<int32_t>& prompt,
+                              const GenerateOptions& options, const std::function<void(int32_t)>& on_token) {
+  check_prompt(model, prompt);
+  const auto length = static_cast<int64_t>(prompt.size());
+  const int64_t limit = model.max_positions();
   int64_t wanted = options.max_tokens;
   if (limit > 0) wanted = std::min(wanted, limit - length + 1);
   std::vector<int32_t> out;

@@ -31,6 +31,9 @@ struct GenerateOptions {
   std::optional<int32_t> stop_token;
 };
 
+/// UsageError unless the model can take the prompt.
+void check_prompt(const Model& model, const std::vector<int32_t>& prompt);
+
 /// Continues `prompt` (not empty). Calls `on_token` for each new id, and returns all new ids (without the
 /// stop token). Collective over the model's ep group: every rank gets the same result.
 std::vector<int32_t> generate(Model& model, const std::vector<int32_t>& prompt,

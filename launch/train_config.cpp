@@ -9,6 +9,10 @@
 
 namespace shoal {
 
+namespace {
+constexpr double kMaxRows = 1 << 30;  // the product of two stays far below 2^63
+}
+
 void RunOptions::fields(FieldVisitor& v) {
   v("name", name, "name of the run; default: the config file's name");
   v("folder", folder, "runs are stored in <folder>/<name>");
@@ -45,9 +49,10 @@ void DataOptions::fields(FieldVisitor& v) {
            "trained on the text, or loaded");
   v("split", split, "held-out data");
   v("loader", loader, "order and packing of samples");
-  v("seq_len", seq_len, "tokens per sequence", at_least(1));
-  v("global_batch", global_batch, "sequences per optimizer step, over all ranks", at_least(1));
-  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp", at_least(1));
+  v("seq_len", seq_len, "tokens per sequence", in_range(1, kMaxRows));
+  v("global_batch", global_batch, "sequences per optimizer step, over all ranks", in_range(1, kMaxRows));
+  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp",
+    in_range(1, kMaxRows));
 }
 
 void OptimOptions::fields(FieldVisitor& v) {
@@ -99,6 +104,20 @@ void check_data(const TrainConfig& config, const ConfigNode& tree, ConfigErrors&
     errors.add("data.sources", origin_of(tree, "data.sources"),
                "expected either text or sources, got both; remove one");
   }
+  if (data.split.split == "tail" && data.split.val_documents > 0) {
+    errors.add("data.split.val_documents", origin_of(tree, "data.split.val_documents"),
+               "has no meaning with split: tail; set val_fraction");
+  }
+  for (size_t i = 0; i < data.sources.size(); i++) {
+    const std::string key = str("data.sources.", i, ".path");
+    if (data.sources[i].path.empty())
+      errors.add(key, origin_of(tree, key), "expected a folder written by `shoal prepare`, got none");
+  }
+  if (const auto* file = dynamic_cast<const TokenizerFileOptions*>(data.prepare.tokenizer.options.get());
+      file != nullptr && file->path.empty()) {
+    errors.add("data.tokenizer.path", origin_of(tree, "data.tokenizer"),
+               "expected a tokenizer.json, got none");
+  }
   double weight = 0;
   for (const SourceOptions& source : data.sources) weight += source.weight;
   if (!data.sources.empty() && weight <= 0) {
@@ -106,11 +125,16 @@ void check_data(const TrainConfig& config, const ConfigNode& tree, ConfigErrors&
   }
 }
 
+bool mentions(const ConfigErrors& errors, const std::string& start) {
+  return std::ranges::any_of(errors.messages(), [&](const std::string& m) { return m.starts_with(start); });
+}
+
 LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_size, ConfigErrors& errors) {
   LoadedConfig loaded;
   loaded.tree = std::move(tree);
   TrainConfig& config = loaded.config;
   config.model.options = ModelRegistry::instance().make_options(config.model.kind);
+  const bool readable = errors.empty();
   parse_fields(
       loaded.tree, "", [&](FieldVisitor& v) { config.fields(v); }, errors);
   if (config.run.name.empty()) config.run.name = default_name;
@@ -121,7 +145,8 @@ LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_
   if (config.data.prepared.empty()) config.data.prepared = config.run.folder + "/data/" + config.run.name;
   config.data.prepare.text = config.data.text;
   config.data.prepare.output = config.data.prepared;
-  check_data(config, loaded.tree, errors);
+  // A file that could not be read has no data section to complain about.
+  if (readable && !mentions(errors, "config data.")) check_data(config, loaded.tree, errors);
   // Cross-field rules are only meaningful on values that are fine by themselves.
   if (errors.empty()) {
     config.model_options().check("model", loaded.tree, errors);

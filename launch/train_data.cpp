@@ -58,6 +58,10 @@ std::vector<std::string> source_folders(const TrainConfig& config) {
 
 }  // namespace
 
+std::string run_tokenizer_path(const std::string& run_folder) {
+  return run_folder + "/tokenizer.json";
+}
+
 std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config) {
   const std::string path = source_folders(config).front() + "/tokenizer.json";
   if (!std::filesystem::exists(path)) {

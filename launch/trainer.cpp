@@ -99,7 +99,7 @@ void Trainer::build() {
                                      ScheduleContext{config_.optim.learning_rate, config_.run.steps});
   checkpoints_ = std::make_unique<CheckpointStore>(
       CheckpointOptions{std::filesystem::path(config_.run_folder()) / "checkpoints",
-                        config_.checkpoint.keep_last, config_.checkpoint.keep_every},
+                        config_.checkpoint.keep_last, config_.checkpoint.keep_every, /*read_only=*/false},
       *world_);
 }
 
@@ -134,18 +134,15 @@ void Trainer::restore() {
     throw UsageError(str("run.resume is never but ", folder, " holds a checkpoint of step ", found->step,
                          "; choose another run.name or remove the folder"));
   }
-  if (world_->rank() == 0) {
-    for (const std::string& reason : found->rejected) log::warn("checkpoint rejected: ", reason);
-    log::info("resume     ", found->path.string(), " (step ", found->step, ")");
-  }
+  if (world_->rank() == 0) log::info("resume     ", found->path.string(), " (step ", found->step, ")");
   check_resumed_config(*found);
   checkpoints_->load(*found, engine_->state(), config_.run.allow_config_change);
   progress_ = Progress::from_json(found->state_json);
   if (progress_.data_fingerprint != data_.train->fingerprint() && !config_.run.allow_config_change) {
-    throw UsageError(str("resume from ", found->path.string(),
-                         ": the training data is not what it was (fingerprint ", progress_.data_fingerprint,
-                         ", now ", data_.train->fingerprint(),
-                         "); restore it or set run.allow_config_change: true"));
+    throw UsageError(
+        str("resume from ", found->path.string(), ": the training data is not what it was (fingerprint ",
+            progress_.data_fingerprint, ", now ", data_.train->fingerprint(), "); restore the text, delete ",
+            config_.data.prepared, " if its files were changed, or set run.allow_config_change: true"));
   }
   engine_->optimizer().set_num_steps(progress_.optimizer_steps);
   last_saved_ = progress_.step;
@@ -300,6 +297,7 @@ TrainEnd Trainer::run() {
     metrics_.begin(last_saved_);
     if (last_saved_ < 0) metrics_.write_run(run_record(config_, *engine_, world_->size()));
     write_resolved_config(config_);
+    save_tokenizer(*data_.tokenizer, run_tokenizer_path(config_.run_folder()));
   }
   print_summary();
   device_runtime(device_.type).reset_peak();

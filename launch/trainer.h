@@ -25,6 +25,8 @@ struct TrainData {
   int64_t vocab_size = 0;
 };
 TrainData open_data(const TrainConfig& config, const ConfigNode& tree, Communicator& world);
+/// Where a run keeps a copy of its tokenizer: prepared data may be removed, or prepared anew by another run.
+std::string run_tokenizer_path(const std::string& run_folder);
 /// The tokenizer of a prepared config, without datasets. Throws UsageError when nothing is prepared yet.
 std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config);
 

@@ -12,7 +12,7 @@ namespace {
 
 class NoPosition final : public PositionEncoding {};
 
-struct RopeOptions final : Options {
+struct RopeOptions final : PositionOptions {
   std::string form = "half";
   double theta = 10000;
   int64_t rotary_size = 0;
@@ -21,6 +21,14 @@ struct RopeOptions final : Options {
       one_of({"half", "adjacent"}));
     v("theta", theta, "base of the rotation frequencies", greater_than(1));
     v("rotary_size", rotary_size, "leading dimensions of each head that turn (even); 0: all", at_least(0));
+  }
+  std::string problem(int64_t head_size) const override {
+    const int64_t turning = rotary_size == 0 ? head_size : rotary_size;
+    if (turning % 2 == 0 && turning <= head_size) return "";
+    return rotary_size == 0
+               ? str("rope: expected an even head size, got ", head_size, "; it turns pairs of dimensions")
+               : str("rope: expected an even rotary_size of at most the head size (", head_size, "), got ",
+                     rotary_size);
   }
 };
 
@@ -31,11 +39,8 @@ class Rope final : public PositionEncoding {
     spec_.form = o.form == "half" ? RopeForm::half : RopeForm::adjacent;
     spec_.theta = o.theta;
     spec_.rotary_size = o.rotary_size;
-    const int64_t turning = o.rotary_size == 0 ? c.head_size : o.rotary_size;
-    if (turning % 2 != 0 || turning > c.head_size) {
-      throw UsageError(str("rope: expected an even rotary size of at most the head size (", c.head_size,
-                           "), got ", turning, "; set model.position.rotary_size"));
-    }
+    const std::string problem = o.problem(c.head_size);
+    if (!problem.empty()) throw UsageError(problem);
     table_ = rope_table(spec_, head_size_, c.seq_len, c.build.dtype, c.build.device);
   }
   // Generation may go beyond the training length; the table is a function of the position alone.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/base/registry.h"
 #include "core/nn/module.h"
@@ -15,6 +16,12 @@ struct PositionContext {
   BuildContext build;
   int64_t hidden_size = 0, heads = 0, head_size = 0, seq_len = 0;
   double init_std = 0.02;
+};
+
+/// Base of the options of encodings that have any.
+struct PositionOptions : Options {
+  /// What does not fit the size of a head, for the config check; "" when all is well.
+  virtual std::string problem(int64_t head_size) const { return (void)head_size, ""; }
 };
 
 class PositionEncoding : public Module {

@@ -127,6 +127,16 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   return facts;
 }
 
+namespace {
+
+/// The options of a choice, or those of its kind by default; null when they are of another type.
+template <class T>
+std::shared_ptr<const T> options_of(const Choice& choice, const ChoiceSet& set) {
+  return std::dynamic_pointer_cast<const T>(choice.options ? choice.options : set.make_options(choice.kind));
+}
+
+}  // namespace
+
 void TransformerOptions::check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const {
   auto add = [&](const std::string& key, const std::string& problem) {
     const std::string full = path + "." + key;
@@ -141,9 +151,10 @@ void TransformerOptions::check(const std::string& path, const ConfigNode& root, 
     add("kv_heads",
         str("expected a divisor of heads (", heads, "), got ", kv, "; queries share keys in equal groups"));
   }
-  if (position.kind == "rope" && attention_shape().head_size % 2 != 0) {
-    add("head_size", str("rope: expected an even head size, got ", attention_shape().head_size,
-                         "; it turns pairs of dimensions"));
+  if (const auto options = options_of<PositionOptions>(position, PositionRegistry::instance())) {
+    const std::string problem = options->problem(attention_shape().head_size);
+    if (!problem.empty())
+      add(problem.find("rotary_size") == std::string::npos ? "head_size" : "position", problem);
   }
   if (moe.num_experts == 0) {
     if (moe.shared_experts > 0)
@@ -153,6 +164,11 @@ void TransformerOptions::check(const std::string& path, const ConfigNode& root, 
   if (moe.top_k > moe.num_experts) {
     add("moe.top_k", str("expected 1..num_experts (", moe.num_experts, "), got ", moe.top_k,
                          "; lower top_k or raise num_experts"));
+  }
+  if (const auto options = options_of<RouterOptions>(moe.router, RouterRegistry::instance());
+      options && moe.top_k <= moe.num_experts) {
+    const std::string problem = options->problem(moe.num_experts, moe.top_k);
+    if (!problem.empty()) add("moe.router", problem);
   }
   for (const int64_t l : moe.layers) {
     if (l < 0 || l >= layers)

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <set>
 #include <string_view>
 #include <thread>
@@ -78,6 +79,11 @@ int run_body(const std::function<int(const std::shared_ptr<Communicator>&)>& bod
     return body(world);
   } catch (const Error& e) {
     failure = {true, e.code(), e.what()};
+  } catch (const std::bad_alloc&) {
+    failure = {
+        true, ExitCode::failure,
+        "out of memory on the host; use a smaller micro-batch, sequence length or model, or fewer ranks "
+        "per host"};
   } catch (const std::exception& e) {
     failure = {true, ExitCode::failure, e.what()};
   } catch (...) {

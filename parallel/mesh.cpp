@@ -23,7 +23,8 @@ void ParallelOptions::fields(FieldVisitor& v) {
   v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", at_least(1));
   v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
            "how token rows reach the ranks of their experts");
-  v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB", greater_than(0));
+  v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB",
+    in_range(1e-4, 1 << 20));
 }
 
 namespace {

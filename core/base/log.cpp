@@ -1,6 +1,8 @@
 #include "core/base/log.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -47,8 +49,10 @@ void set_folder(const std::string& folder) {
   std::error_code ignored;
   std::filesystem::create_directories(path.parent_path(), ignored);
   std::FILE* file = std::fopen(path.c_str(), "a");
-  SHOAL_CHECK(file != nullptr, "log file ", path.string(),
-              ": cannot be opened for writing; check the folder's permissions");
+  if (file == nullptr) {
+    throw Error(str("log file ", path.string(), ": cannot be opened for writing: ", std::strerror(errno),
+                    "; check run.folder and run.name"));
+  }
   rank_log.file.reset(file, &std::fclose);
 }
 

@@ -151,8 +151,10 @@ DeviceRuntime& device_runtime(DeviceType type) {
     return *arena;
   }
   DeviceRuntime* runtime = runtime_slot(type);
-  SHOAL_CHECK(runtime != nullptr, "device ", type,
-              ": this build has no such device; rebuild with -DSHOAL_CUDA=ON or use device: cpu");
+  if (runtime == nullptr) {
+    throw UsageError(str("device ", type,
+                         ": this build has no such device; rebuild with -DSHOAL_CUDA=ON or use device: cpu"));
+  }
   return *runtime;
 }
 

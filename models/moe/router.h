@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/base/registry.h"
@@ -41,6 +42,10 @@ struct RouterOptions : Options {
   /// Parameters of one router; each is also one multiply-add per token.
   virtual int64_t num_params(int64_t hidden_size, int64_t num_experts) const {
     return hidden_size * num_experts;
+  }
+  /// What does not fit together, for the config check; "" when all is well.
+  virtual std::string problem(int64_t num_experts, int64_t top_k) const {
+    return (void)num_experts, (void)top_k, "";
   }
 };
 

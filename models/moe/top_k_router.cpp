@@ -37,6 +37,17 @@ struct TopKOptions final : RouterOptions {
     v("bias_rate", bias_rate, "step of the selection bias towards balance (arXiv:2408.15664); 0: no bias",
       at_least(0));
   }
+  std::string problem(int64_t num_experts, int64_t top_k) const override {
+    const bool divides = num_experts % num_groups == 0;
+    const int64_t per_group = divides ? num_experts / num_groups : 0;
+    if (divides && top_groups <= num_groups && top_groups * per_group >= top_k &&
+        group_score_top <= std::max<int64_t>(per_group, 2))
+      return "";
+    return str("router top_k: expected num_groups to divide num_experts (", num_experts,
+               "), top_groups <= num_groups, top_groups * group size >= top_k (", top_k,
+               ") and group_score_top <= group size, got num_groups ", num_groups, ", top_groups ",
+               top_groups, ", group_score_top ", group_score_top);
+  }
 };
 
 class TopKRouter final : public Router {
@@ -44,7 +55,8 @@ class TopKRouter final : public Router {
   TopKRouter(const TopKOptions& options, const RouterContext& context)
       : options_(options), context_(context) {
     const int64_t E = context.num_experts;
-    check_groups();
+    const std::string problem = options.problem(E, context.top_k);
+    if (!problem.empty()) throw UsageError(problem);
     spec_.top_k = context.top_k;
     spec_.score = options.score == "softmax"   ? RouterScore::softmax
                   : options.score == "sigmoid" ? RouterScore::sigmoid
@@ -94,19 +106,6 @@ class TopKRouter final : public Router {
   }
 
  private:
-  void check_groups() const {
-    const int64_t E = context_.num_experts, groups = options_.num_groups;
-    const bool divides = E % groups == 0;
-    const int64_t per_group = divides ? E / groups : 0;
-    if (!divides || options_.top_groups > groups || options_.top_groups * per_group < context_.top_k ||
-        options_.group_score_top > std::max<int64_t>(per_group, 2)) {
-      throw UsageError(str("router top_k: expected num_groups to divide num_experts (", E,
-                           "), top_groups <= num_groups and ", "top_groups * group size >= top_k (",
-                           context_.top_k, "), got num_groups ", groups, ", top_groups ", options_.top_groups,
-                           ", group_score_top ", options_.group_score_top));
-    }
-  }
-
   /// f of the whole global batch: from the measuring pass, or, with one micro-batch, from a routing without
   /// gradients.
   Tensor step_frequency(const Tensor& logits_TE, const RouteInput& input) const {

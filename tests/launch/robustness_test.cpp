@@ -93,5 +93,76 @@ TEST(Robustness, NotANumberIsPrintedWithoutSign) {
   EXPECT_EQ(eval_line(e).find("-nan"), std::string::npos);
 }
 
+std::string config_problem(const std::vector<std::string>& overrides) {
+  return message_of([&] {
+    load_train_config_text("data: {text: [a.txt]}\nmodel: {hidden_size: 16, heads: 2}\n", "exp.yaml",
+                           overrides, 1);
+  });
+}
+
+TEST(Robustness, RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"model.position.rotary_size=3"}, "config model.position (command line): rope: expected an even"},
+      {{"model.position.rotary_size=100"}, "at most the head size (8), got 100"},
+      {{"model.head_size=7"},
+       "config model.head_size (command line): rope: expected an even head size, got 7"},
+      {{"model.moe={num_experts: 4, top_k: 2, router: {kind: top_k, num_groups: 3}}"},
+       "config model.moe.router (command line): router top_k: expected num_groups to divide num_experts (4)"},
+      {{"model.moe={num_experts: 4, top_k: 2, router: {kind: top_k, num_groups: 2, group_score_top: 9}}"},
+       "group_score_top 9"},
+      {{"data.split={split: tail, val_documents: 1}"}, "config data.split.val_documents (command line)"},
+      {{"data.tokenizer={kind: file}"},
+       "config data.tokenizer.path (command line): expected a tokenizer.json"},
+      {{"data.text=[]", "data.sources=[{weight: 1}]"}, "config data.sources.0.path"},
+      {{"data.global_batch=4611686018427387904"},
+       "config data.global_batch (command line): expected 1..1073741824"},
+      {{"data.seq_len=1e15"}, "config data.seq_len (command line): expected 1..1073741824"},
+      {{"parallel.bucket_mb=1e-9"}, "config parallel.bucket_mb (command line): expected 1e-4..1048576"},
+      {{"parallel.bucket_mb=1e300"}, "config parallel.bucket_mb"},
+  };
+  for (const auto& [overrides, part] : cases) expect_contains(config_problem(overrides), part);
+  EXPECT_EQ(config_problem({"model.moe={num_experts: 4, top_k: 2, router: {kind: top_k, num_groups: 2}}"}),
+            "(no error)");
+}
+
+TEST(Robustness, UnreadableConfigIsNotBlamedForMissingKeys) {
+  for (const char* text :
+       {"a: &x 1\n", "run: {steps: 1}\nrun: {steps: 2}\n", "[1]\n", "data: {text: abc}\n"}) {
+    const std::string message = message_of([&] { load_train_config_text(text, "exp.yaml", {}, 1); });
+    EXPECT_EQ(message.find("expected text files or prepared sources"), std::string::npos) << message;
+    EXPECT_NE(message, "(no error)");
+  }
+}
+
+TEST(Robustness, ReadingARunLeavesItsCheckpointFolderAlone) {
+  TinyRun run;
+  run.train(1, {"run.steps=6"});
+  const auto folder = run.folder.path() / "tiny" / "checkpoints";
+  const auto being_written = folder / "step-000000009.tmp-0123456789abcdef";
+  std::filesystem::create_directories(being_written);
+  std::ofstream(run.checkpoint(6) / "state.json") << "damaged";
+  const auto single = make_single_communicator();
+  CheckpointStore reader({folder, 0, 0, /*read_only=*/true}, *single);
+  const auto found = reader.find();
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->step, 3);
+  ASSERT_EQ(found->rejected.size(), 1U);
+  expect_contains(found->rejected[0], "left in place");
+  EXPECT_TRUE(std::filesystem::exists(being_written));
+  EXPECT_TRUE(std::filesystem::exists(run.checkpoint(6)));
+  CheckpointStore writer({folder}, *single);
+  EXPECT_FALSE(std::filesystem::exists(being_written));
+  EXPECT_EQ(writer.find()->step, 3);
+  EXPECT_FALSE(std::filesystem::exists(run.checkpoint(6)));
+}
+
+TEST(Robustness, RunKeepsItsTokenizer) {
+  TinyRun run;
+  run.train(1, {"run.steps=1"});
+  const auto own = run_tokenizer_path((run.folder.path() / "tiny").string());
+  const auto prepared = (run.folder.path() / "data" / "tiny" / "tokenizer.json").string();
+  EXPECT_EQ(load_tokenizer(own)->to_json(), load_tokenizer(prepared)->to_json());
+}
+
 }  // namespace
 }  // namespace shoal::testing
