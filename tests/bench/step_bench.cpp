@@ -1,0 +1,86 @@
+// Time of whole training steps of one rank with one thread: the quickstart's model, and the reference
+// configuration of docs/performance.md at a quarter of its batch. Prints tokens/s and GFLOP/s; page faults
+// and system allocations per step should be 0 in a steady step.
+#include <benchmark/benchmark.h>
+#include <sys/resource.h>
+
+#include "core/base/random.h"
+#include "launch/engine.h"
+
+namespace shoal {
+namespace {
+
+ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab) {
+  const RandomStream random(3, "bench");
+  std::vector<int32_t> tokens, positions;
+  for (int64_t i = 0; i < rows * seq; i++) {
+    tokens.push_back(
+        static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
+    positions.push_back(static_cast<int32_t>(i % seq));
+  }
+  ModelBatch batch;
+  batch.batch = rows;
+  batch.seq = seq;
+  batch.tokens_T = Tensor::from(tokens, Shape{rows * seq});
+  batch.labels_T = batch.tokens_T;
+  batch.positions_T = Tensor::from(positions, Shape{rows * seq});
+  return batch;
+}
+
+void run_steps(benchmark::State& state, const std::string& model, int64_t vocab, int64_t rows, int64_t seq) {
+  ConfigErrors errors;
+  EngineOptions options;
+  options.model = Choice{"transformer", ModelRegistry::instance().make_options("transformer")};
+  parse_fields(
+      load_yaml_text("{model: {" + model + "}}", "bench", errors), "",
+      [&](FieldVisitor& v) { v.choice("model", options.model, ModelRegistry::instance(), ""); }, errors);
+  errors.throw_if_any();
+  options.optimizer = Choice{"adamw", nullptr};
+  options.dispatcher = Choice{"local", nullptr};
+  options.vocab_size = vocab;
+  options.seq_len = seq;
+  const Mesh mesh(make_single_communicator(), ParallelLayout{});
+  TrainEngine engine(options, mesh);
+  const std::vector<ModelBatch> batches = {random_batch(rows, seq, vocab)};
+  for (int i = 0; i < 3; i++) engine.step(batches, 1e-4);
+
+  auto faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt + usage.ru_majflt;
+  };
+  const auto faults_before = faults();
+  const int64_t allocations_before = device_runtime(DeviceType::cpu).stats().num_system_allocations;
+  for (auto _ : state) benchmark::DoNotOptimize(engine.step(batches, 1e-4).loss);
+  const auto steps = static_cast<double>(state.iterations());
+  const double tokens = steps * static_cast<double>(rows * seq);
+  state.counters["tokens/s"] = benchmark::Counter(tokens, benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] = benchmark::Counter(tokens * engine.model().facts().flops_per_token() / 1e9,
+                                                 benchmark::Counter::kIsRate);
+  state.counters["faults/step"] = static_cast<double>(faults() - faults_before) / steps;
+  state.counters["allocations/step"] =
+      static_cast<double>(device_runtime(DeviceType::cpu).stats().num_system_allocations -
+                          allocations_before) /
+      steps;
+}
+
+void quickstart(benchmark::State& state) {
+  run_steps(state,
+            "layers: 4, hidden_size: 192, heads: 6, kv_heads: 2, moe: {num_experts: 16, top_k: 4, hidden: "
+            "128, shared_experts: 1, "
+            "first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01}}",
+            4096, 4, 256);
+}
+BENCHMARK(quickstart)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+
+void reference_quarter_batch(benchmark::State& state) {
+  run_steps(state,
+            "layers: 8, hidden_size: 512, heads: 8, kv_heads: 4, tie_embeddings: false, moe: {num_experts: "
+            "16, top_k: 2, hidden: 704, "
+            "shared_experts: 1}",
+            8192, 1, 512);
+}
+BENCHMARK(reference_quarter_batch)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+
+}  // namespace
+}  // namespace shoal
