@@ -51,6 +51,9 @@ std::string step_line(const StepMetrics& m, double eta_seconds) {
 }
 
 std::string eval_line(const EvalMetrics& m) {
+  if (m.tokens == 0)
+    return format("  validation at step %ld: no token of the held-out data has a label, so there is no loss",
+                  static_cast<long>(m.step));
   return format("  validation at step %ld: loss %.4f, perplexity %.2f (%s tokens)", static_cast<long>(m.step),
                 plain(m.loss), plain(std::exp(m.loss)), count(m.tokens).c_str());
 }

@@ -1,5 +1,6 @@
 // evaluate_model: held-out loss under any layout.
 #include <algorithm>
+#include <limits>
 
 #include "launch/trainer.h"
 
@@ -44,7 +45,8 @@ EvalMetrics evaluate_model(TrainEngine& engine, const TrainData& data, const Tra
     loss += sum.loss;
     metrics.tokens += sum.labels;
   }
-  metrics.loss = metrics.tokens > 0 ? loss / static_cast<double>(metrics.tokens) : 0;
+  metrics.loss = metrics.tokens > 0 ? loss / static_cast<double>(metrics.tokens)
+                                    : std::numeric_limits<double>::quiet_NaN();
   return metrics;
 }
 

@@ -42,7 +42,7 @@ struct StepMetrics {
 
 struct EvalMetrics {
   int64_t step = 0, tokens = 0;
-  double loss = 0;  // mean over the evaluated tokens
+  double loss = 0;  // mean over the evaluated tokens; NaN when no token had a label
 };
 
 /// Appends rows to <run>/metrics.jsonl on rank 0, each with one write() in append mode, so that a killed run

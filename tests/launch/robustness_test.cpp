@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 
+#include "core/base/threads.h"
 #include "launch/console.h"
 #include "launch/trainer.h"
 #include "tests/support/tiny_run.h"
@@ -89,6 +90,7 @@ TEST(Robustness, NotANumberIsPrintedWithoutSign) {
   m.grad_norm = m.loss;
   EXPECT_EQ(step_line(m, 0).find("-nan"), std::string::npos);
   EvalMetrics e;
+  e.tokens = 1;
   e.loss = m.loss;
   EXPECT_EQ(eval_line(e).find("-nan"), std::string::npos);
 }
@@ -154,6 +156,41 @@ TEST(Robustness, ReadingARunLeavesItsCheckpointFolderAlone) {
   EXPECT_FALSE(std::filesystem::exists(being_written));
   EXPECT_EQ(writer.find()->step, 3);
   EXPECT_FALSE(std::filesystem::exists(run.checkpoint(6)));
+}
+
+TEST(Robustness, DataWithoutAnyLabelTrainsToNothingAndHasNoValidationLoss) {
+  TinyRun run;
+  std::ofstream lines(run.folder / "one.jsonl");
+  for (int i = 0; i < 2000; i++)
+    lines << "{\"text\": \""
+          << "abcd"[i % 4] << "\"}\n";
+  lines.close();
+  for (const int ranks : {1, 2}) {
+    const RunOutcome outcome =
+        run.train(ranks, {str("data.text=[", (run.folder / "one.jsonl").string(), "]"),
+                          "data.documents=jsonl", "data.tokenizer=char", "data.loader.mask_documents=true",
+                          "parallel.ep=auto", str("run.name=ranks", ranks), "checkpoint.every=0"});
+    EXPECT_EQ(outcome.end, TrainEnd::done);
+    ASSERT_EQ(outcome.rows.size(), 10U);
+    EXPECT_EQ(outcome.rows[8]["skipped"], 9) << "no step has an update";
+    EXPECT_TRUE(outcome.rows[9]["loss"].is_null());
+    EXPECT_EQ(outcome.rows[9]["tokens"], 0);
+  }
+  expect_contains(eval_line(EvalMetrics{}), "no token of the held-out data has a label");
+}
+
+TEST(Robustness, NumberOfThreadsChangesNoBit) {
+  const std::vector<std::string> wider = {"model.hidden_size=64", "model.moe.hidden=48", "data.seq_len=96",
+                                          "run.steps=3"};
+  std::map<std::string, std::vector<double>> one;
+  for (const int threads : {1, 2, 3}) {
+    set_num_threads(threads);
+    TinyRun run;
+    const RunOutcome outcome = run.train(1, wider);
+    if (threads == 1) one = outcome.state;
+    EXPECT_EQ(outcome.state, one) << threads << " threads";
+  }
+  set_num_threads(1);
 }
 
 TEST(Robustness, RunKeepsItsTokenizer) {
