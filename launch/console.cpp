@@ -122,13 +122,20 @@ namespace {
 
 // One row per MoE layer: load of each expert relative to the mean.
 std::string expert_load_table(const nlohmann::json& layers) {
-  constexpr size_t kColumns = 16;
+  constexpr size_t kColumns = 16, kMaxShown = 256;
   std::string out = "expert load in the last step, as a multiple of the mean\n";
   for (const nlohmann::json& layer : layers) {
     const auto counts = layer.at("counts").get<std::vector<int64_t>>();
     int64_t total = 0;
     for (const int64_t c : counts) total += c;
     const double mean = std::max(1e-9, static_cast<double>(total) / static_cast<double>(counts.size()));
+    if (counts.size() > kMaxShown) {
+      const auto idle = std::ranges::count(counts, 0);
+      out += format("  layer %2ld  %zu experts, busiest %.2f, %ld without a token\n",
+                    static_cast<long>(layer.at("layer").get<int64_t>()), counts.size(),
+                    static_cast<double>(std::ranges::max(counts)) / mean, static_cast<long>(idle));
+      continue;
+    }
     for (size_t e = 0; e < counts.size(); e++) {
       if (e % kColumns == 0) {
         out += e == 0 ? format("  layer %2ld ", static_cast<long>(layer.at("layer").get<int64_t>()))
@@ -163,6 +170,8 @@ std::string result_text(const std::filesystem::path& metrics_file) {
   if (eval.is_object() && eval.contains("loss") && eval["loss"].is_number()) {
     const double loss = eval["loss"];
     out += format(": validation loss %.4f (perplexity %.2f)", loss, std::exp(loss));
+  } else if (eval.is_object() && eval.contains("loss")) {
+    out += ": no finite validation loss";
   }
   if (!speeds.empty()) {
     std::ranges::nth_element(speeds, speeds.begin() + static_cast<ptrdiff_t>(speeds.size() / 2));

@@ -10,7 +10,7 @@ void FfnOptions::fields(FieldVisitor& v) {
   v.choice("activation", activation, FfnActivationRegistry::instance(),
            "activation of dense FFNs and experts");
   v("hidden", hidden, "width F of dense FFNs; auto: 8/3 D rounded up to 128 when gated, else 4 D",
-    at_least(1));
+    in_range(1, 1 << 24));
 }
 
 void NormOptions::fields(FieldVisitor& v) {
@@ -27,14 +27,14 @@ void InitOptions::fields(FieldVisitor& v) {
 }
 
 void TransformerOptions::fields(FieldVisitor& v) {
-  v("layers", layers, "number of blocks", at_least(1));
+  v("layers", layers, "number of blocks", in_range(1, 1 << 16));
   v("vocab_size", vocab_size, "rows of the embedding; auto: the tokenizer's vocabulary",
     in_range(1, 1 << 30));
-  v("hidden_size", hidden_size, "width D of the residual stream", at_least(1));
-  v("heads", heads, "query heads", at_least(1));
+  v("hidden_size", hidden_size, "width D of the residual stream", in_range(1, 1 << 24));
+  v("heads", heads, "query heads", in_range(1, 1 << 20));
   v("kv_heads", kv_heads, "key/value heads; fewer than heads: grouped-query, 1: multi-query; auto: heads",
-    at_least(1));
-  v("head_size", head_size, "size C of one head; auto: hidden_size / heads", at_least(1));
+    in_range(1, 1 << 20));
+  v("head_size", head_size, "size C of one head; auto: hidden_size / heads", in_range(1, 1 << 20));
   v("bias", bias, "biases in projections, FFNs and layer norms");
   v("tie_embeddings", tie_embeddings, "the LM head is the token embedding");
   v("recompute", recompute,

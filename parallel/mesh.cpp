@@ -11,16 +11,16 @@ ParallelOptions::ParallelOptions() {
 }
 
 void ParallelOptions::fields(FieldVisitor& v) {
-  v("dp", dp, "data parallel replicas of the dense part; auto: world / (tp * cp * pp)");
-  v("tp", tp, "tensor parallel ranks per replica (1 in this version)", at_least(1));
-  v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", at_least(1));
-  v("pp", pp, "pipeline stages (1 in this version)", at_least(1));
+  v("dp", dp, "data parallel replicas of the dense part; auto: world / (tp * cp * pp)", in_range(1, 1 << 20));
+  v("tp", tp, "tensor parallel ranks per replica (1 in this version)", in_range(1, 1 << 20));
+  v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", in_range(1, 1 << 20));
+  v("pp", pp, "pipeline stages (1 in this version)", in_range(1, 1 << 20));
   v("ep", ep,
     "expert parallel ranks: each holds num_experts / ep experts of every MoE layer; auto: the largest number "
     "that "
     "divides both the experts and the ranks",
-    at_least(1));
-  v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", at_least(1));
+    in_range(1, 1 << 20));
+  v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", in_range(1, 1 << 20));
   v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
            "how token rows reach the ranks of their experts");
   v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB",

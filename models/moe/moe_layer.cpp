@@ -9,14 +9,14 @@
 namespace shoal {
 
 void MoeOptions::fields(FieldVisitor& v) {
-  v("num_experts", num_experts, "routed experts per MoE layer; 0: no MoE layers", at_least(0));
-  v("top_k", top_k, "routed experts per token", at_least(1));
+  v("num_experts", num_experts, "routed experts per MoE layer; 0: no MoE layers", in_range(0, 1 << 20));
+  v("top_k", top_k, "routed experts per token", in_range(1, 1 << 20));
   v("hidden", hidden,
     "FFN width of one routed expert; auto: the dense FFN's width divided by top_k, rounded up to 8",
-    at_least(1));
-  v("shared_experts", shared_experts, "experts that every token passes", at_least(0));
+    in_range(1, 1 << 24));
+  v("shared_experts", shared_experts, "experts that every token passes", in_range(0, 1 << 10));
   v("shared_hidden", shared_hidden, "FFN width of one shared expert; auto: the routed experts' width",
-    at_least(1));
+    in_range(1, 1 << 24));
   v("shared_gate", shared_gate, "scale the shared experts' output by sigmoid(w . x) per token");
   v("first_dense", first_dense, "this many first layers have a dense FFN", at_least(0));
   v("every", every, "after those, every n-th layer is an MoE layer, starting with the n-th", at_least(1));

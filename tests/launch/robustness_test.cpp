@@ -82,6 +82,20 @@ TEST(Robustness, ResultOfForeignMetricsRowsIsSaidToBeUnknown) {
   }
   std::ofstream(file) << "{\"kind\":\"step\",\"step\":8,\"tokens\":5}\n{\"kind\":\"eval\"}\n";
   EXPECT_EQ(run_result(file), "result     step 8, 5 tokens");
+  std::ofstream(file) << "{\"kind\":\"step\",\"step\":8,\"tokens\":5}\n{\"kind\":\"eval\",\"loss\":null}\n";
+  EXPECT_EQ(run_result(file), "result     step 8, 5 tokens: no finite validation loss");
+}
+
+TEST(Robustness, ExpertLoadOfVeryManyExpertsIsOneLine) {
+  const TemporaryFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  nlohmann::json row = {{"kind", "step"}, {"step", 1}, {"tokens", 600}};
+  std::vector<int64_t> counts(300, 2);
+  counts[0] = 0;
+  counts[1] = 4;
+  row["moe"] = nlohmann::json::array({{{"layer", 3}, {"counts", counts}}});
+  std::ofstream(file) << row.dump() << "\n";
+  expect_contains(run_result(file), "layer  3  300 experts, busiest 2.00, 1 without a token");
 }
 
 TEST(Robustness, NotANumberIsPrintedWithoutSign) {
@@ -119,6 +133,15 @@ TEST(Robustness, RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
       {{"data.global_batch=4611686018427387904"},
        "config data.global_batch (command line): expected 1..1073741824"},
       {{"data.seq_len=1e15"}, "config data.seq_len (command line): expected 1..1073741824"},
+      {{"model.layers=9223372036854775807"}, "config model.layers (command line): expected 1..65536"},
+      {{"model.moe={num_experts: 4, shared_experts: 9223372036854775807}"},
+       "config model.moe.shared_experts (command line): expected 0..1024"},
+      {{"model.hidden_size=4611686018427387904"},
+       "config model.hidden_size (command line): expected 1..16777216"},
+      {{"model.ffn.hidden=4611686018427387904"},
+       "config model.ffn.hidden (command line): expected 1..16777216"},
+      {{"parallel.tp=9223372036854775807", "parallel.cp=9223372036854775807"},
+       "config parallel.tp (command line): expected 1..1048576"},
       {{"parallel.bucket_mb=1e-9"}, "config parallel.bucket_mb (command line): expected 1e-4..1048576"},
       {{"parallel.bucket_mb=1e300"}, "config parallel.bucket_mb"},
   };
