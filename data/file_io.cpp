@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "core/base/error.h"
@@ -34,6 +37,53 @@ void sync_folder_of(const std::string& path) {
   ::close(fd);
 }
 
+/// Maps that a signal handler can look up: fixed size, no locks. A map that finds no free slot is left out.
+struct MapSlot {
+  std::atomic<const char*> begin{nullptr};
+  std::atomic<size_t> size{0};
+  std::array<char, 512> path{};
+};
+std::array<MapSlot, 64> map_slots;
+std::atomic_flag map_slots_busy = ATOMIC_FLAG_INIT;
+
+void note_map(const char* begin, size_t size, const std::string& path) {
+  while (map_slots_busy.test_and_set()) std::this_thread::yield();
+  for (MapSlot& slot : map_slots) {
+    if (slot.begin.load() != nullptr) continue;
+    slot.path.fill('\0');
+    path.copy(slot.path.data(), slot.path.size() - 1);
+    slot.size = size;
+    slot.begin = begin;
+    break;
+  }
+  map_slots_busy.clear();
+}
+
+void forget_map(const char* begin) {
+  for (MapSlot& slot : map_slots) {
+    const char* expected = begin;
+    if (slot.begin.compare_exchange_strong(expected, nullptr)) return;
+  }
+}
+
+void say(const char* text) {
+  const ssize_t ignored = ::write(STDERR_FILENO, text, std::strlen(text));
+  (void)ignored;
+}
+
+void on_bus_error(int, siginfo_t* info, void*) {
+  const char* at = static_cast<const char*>(info->si_addr);
+  for (const MapSlot& slot : map_slots) {
+    const char* begin = slot.begin.load();
+    if (begin == nullptr || at < begin || at >= begin + slot.size.load()) continue;
+    say("error: ");
+    say(slot.path.data());
+    say(": the file became shorter, or its disk failed, while it was in use; start again when it is whole\n");
+    ::_exit(1);
+  }
+  ::signal(SIGBUS, SIG_DFL);  // not ours: the access is repeated and ends the process
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path, Access access) : path_(path) {
@@ -51,6 +101,7 @@ MappedFile::MappedFile(const std::string& path, Access access) : path_(path) {
     ::close(fd);
     if (mapped == MAP_FAILED) throw Error(str(path, ": cannot map ", size_, " bytes: ", why));
     data_ = static_cast<const char*>(mapped);
+    note_map(data_, static_cast<size_t>(size_), path);
     ::madvise(mapped, static_cast<size_t>(size_),
               access == Access::sequential ? MADV_SEQUENTIAL : MADV_NORMAL);
   } else {
@@ -71,7 +122,17 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
+  if (data_ == nullptr) return;
+  forget_map(data_);
+  ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
+}
+
+void report_truncated_maps() {
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {

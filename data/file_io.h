@@ -30,6 +30,10 @@ class MappedFile {
   int64_t size_ = 0;
 };
 
+/// From now on a mapped file that somebody truncates ends the process with exit code 1 and a message that
+/// names the file, instead of a bare bus error. For main; replaces the handler of SIGBUS.
+void report_truncated_maps();
+
 /// A file written under a temporary name beside `path` and moved there by commit(). Without commit() nothing
 /// remains. Errors (disk full, no permission) name the file, the bytes written so far and the system's
 /// reason.

@@ -1,0 +1,76 @@
+// Files that change under the reader, and locks.
+#include "data/file_io.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/error.h"
+
+namespace shoal {
+
+namespace {
+
+class FileIo : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / str("shoal-file-io-", ::getpid());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+
+  std::filesystem::path folder_;
+};
+
+using FileIoDeathTest = FileIo;
+
+}  // namespace
+
+TEST_F(FileIoDeathTest, MappedFileThatBecomesShorterEndsTheProcessWithItsName) {
+  const std::string file = path("text.txt");
+  std::ofstream(file) << std::string(100000, 'x');
+  const auto read_truncated = [&] {
+    report_truncated_maps();
+    const MappedFile other(path("text.txt")), map(file);
+    std::filesystem::resize_file(file, 0);
+    const volatile char* byte = map.data() + 50000;
+    std::exit(*byte == 'x' ? 3 : 4);
+  };
+  EXPECT_EXIT(read_truncated(), ::testing::ExitedWithCode(1), "text.txt: the file became shorter");
+}
+
+TEST_F(FileIo, ReleasedMapsAreForgotten) {
+  const std::string file = path("text.txt");
+  std::ofstream(file) << "abc";
+  for (int i = 0; i < 1000; i++) {
+    MappedFile map(file), moved(std::move(map));
+    ASSERT_EQ(moved.text(), "abc");
+  }
+}
+
+TEST_F(FileIo, LockIsExclusiveAndFreeAgainAfterwards) {
+  const std::string file = path("lock");
+  {
+    const FileLock held(file);
+    EXPECT_EQ(FileLock::try_lock(file), nullptr);
+  }
+  const auto again = FileLock::try_lock(file);
+  EXPECT_NE(again, nullptr);
+  EXPECT_EQ(FileLock::try_lock(file), nullptr);
+}
+
+TEST_F(FileIo, LockInAMissingFolderNamesTheFileAndTheReason) {
+  try {
+    FileLock::try_lock(path("none/lock"));
+    FAIL() << "expected an Error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("none/lock: cannot create the lock file: No such file"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
+}  // namespace shoal
