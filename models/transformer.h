@@ -60,6 +60,7 @@ struct TransformerOptions final : ModelOptions {
   int64_t num_moe_layers() const;
   /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
   double output_init_std() const;
+  double size_bound() const;
 };
 
 /// One layer. The residual stream is carried apart from what was last added to it, so that the addition is

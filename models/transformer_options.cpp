@@ -1,5 +1,7 @@
 // Options of the transformer: fields, what `auto` means, parameter and FLOP counts, cross-field rules.
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "core/base/text.h"
 #include "models/transformer.h"
@@ -137,11 +139,34 @@ std::shared_ptr<const T> options_of(const Choice& choice, const ChoiceSet& set) 
 
 }  // namespace
 
+/// At least the matrix parameters and score products of all layers; a double, because it may not fit an
+/// int64.
+double TransformerOptions::size_bound() const {
+  const auto product = [](std::initializer_list<int64_t> factors) {
+    double value = 1;
+    for (const int64_t f : factors) value *= static_cast<double>(f);
+    return value;
+  };
+  const AttentionShape attention = attention_shape();
+  const double projections = product({4, attention.heads, attention.head_size, hidden_size});
+  const double dense = product({3, hidden_size, ffn_hidden()});
+  const double experts = product({3, hidden_size, expert_hidden(), moe.num_experts}) +
+                         product({3, hidden_size, shared_hidden()});
+  return static_cast<double>(layers) * (projections + std::max(dense, experts));
+}
+
 void TransformerOptions::check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const {
   auto add = [&](const std::string& key, const std::string& problem) {
     const std::string full = path + "." + key;
     errors.add(full, origin_of(root, full), problem);
   };
+  constexpr double kMaxParameters = 1e15;  // so that all counts fit an int64
+  if (size_bound() > kMaxParameters) {
+    errors.add(path, origin_of(root, path),
+               str("expected less than 1e15 parameters, got about ", size_bound(),
+                   "; lower layers, hidden_size, heads, the widths or num_experts"));
+    return;
+  }
   const int64_t kv = kv_heads.value_or(heads);
   if (!head_size.value && hidden_size % heads != 0) {
     add("heads", str("expected a divisor of hidden_size (", hidden_size, "), got ", heads,

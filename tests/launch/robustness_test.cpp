@@ -140,6 +140,8 @@ TEST(Robustness, RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
        "config model.hidden_size (command line): expected 1..16777216"},
       {{"model.ffn.hidden=4611686018427387904"},
        "config model.ffn.hidden (command line): expected 1..16777216"},
+      {{"model.layers=65536", "model.hidden_size=16777216"},
+       "config model (exp.yaml:2:8): expected less than 1e15 parameters"},
       {{"parallel.tp=9223372036854775807", "parallel.cp=9223372036854775807"},
        "config parallel.tp (command line): expected 1..1048576"},
       {{"parallel.bucket_mb=1e-9"}, "config parallel.bucket_mb (command line): expected 1e-4..1048576"},
