@@ -99,13 +99,14 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   int64_t total = facts.params_embedding + (tie_embeddings ? 0 : V * D);
   int64_t idle = 0;               // parameters of experts that a token does not use
   int64_t multiply_adds = V * D;  // per token, matrix products only
+  double scores = 0;              // multiply-adds of the attention scores
   const int64_t norms = norm_shape().num_params();
   for (int64_t l = 0; l < layers; l++) {
     total += attention.num_params() + 2 * norms;
     // Projections, and half of q k^T and p v: a token attends to (S + 1) / 2 keys on average, counted as S
     // / 2.
     multiply_adds += (attention.heads * 2 + attention.kv_heads * 2) * attention.head_size * D;
-    multiply_adds += seq_len * attention.heads * attention.head_size;
+    scores += static_cast<double>(seq_len) * static_cast<double>(attention.heads * attention.head_size);
     const int64_t per_ffn = gated ? 3 : 2;
     if (!moe.is_moe_layer(l)) {
       total += ffn_params(D, ffn_hidden(), gated, bias);
@@ -124,7 +125,7 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   if (norm.placement == "pre") total += norms;
   facts.params_total = total;
   facts.params_active = total - idle;
-  facts.flops_forward = 2.0 * static_cast<double>(multiply_adds);
+  facts.flops_forward = 2 * (static_cast<double>(multiply_adds) + scores);
   facts.flops_backward = 2 * facts.flops_forward;
   return facts;
 }
@@ -139,8 +140,7 @@ std::shared_ptr<const T> options_of(const Choice& choice, const ChoiceSet& set) 
 
 }  // namespace
 
-/// At least the matrix parameters and score products of all layers; a double, because it may not fit an
-/// int64.
+/// About the matrix parameters of all layers, at least; a double, because they may not fit an int64.
 double TransformerOptions::size_bound() const {
   const auto product = [](std::initializer_list<int64_t> factors) {
     double value = 1;
