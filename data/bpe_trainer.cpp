@@ -94,7 +94,7 @@ TrainedTokenizer BpeTrainer::train() {
   if (size < options_.vocab_size) {
     result.note = str("bpe: the vocabulary has ", size, " tokens instead of ", options_.vocab_size,
                       ": no pair of tokens is left in the text that occurs at least ",
-                      std::max<int64_t>(1, options_.min_frequency), " times");
+                      options_.min_frequency <= 1 ? str("once") : str(options_.min_frequency, " times"));
   }
   result.tokenizer = std::make_unique<BpeTokenizer>(std::move(model));
   return result;

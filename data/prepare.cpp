@@ -287,7 +287,8 @@ class Preparation {
 std::string PrepareReport::text() const {
   std::string out;
   if (!note.empty()) out += note + "\n";
-  out += str(up_to_date ? "already prepared: " : "prepared: ", files, " files, ", documents, " documents");
+  out += str(up_to_date ? "already prepared: " : "prepared: ", files, files == 1 ? " file, " : " files, ",
+             documents, documents == 1 ? " document" : " documents");
   if (empty_documents > 0) out += str(" (", empty_documents, " empty ones skipped)");
   char ratio[64];
   std::snprintf(ratio, sizeof ratio, "%.2f bytes/token", bytes_per_token());

@@ -71,7 +71,6 @@ namespace {
 /// Evaluation and generation have no global batch, so any number of ranks will do.
 void free_batch(LoadedConfig& loaded, int world_size) {
   TrainConfig& config = loaded.config;
-  if (config.parallel.dispatcher.kind == "local" && !config.parallel.ep.value) config.parallel.ep.value = 1;
   const int64_t micro_batch =
       config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
   config.data.micro_batch.value = micro_batch;

@@ -28,6 +28,15 @@ struct ConfigCommand {
   int64_t world = 0;
 };
 
+/// What the config has for a key and for those below it.
+std::string settings_below(const TrainConfig& config, const std::string& key, const std::string& file) {
+  std::string out;
+  for (const auto& [name, value] : flat_settings(to_yaml(config))) {
+    if (name == key || name.starts_with(key + ".")) out += str("  ", name, ": ", value, "\n");
+  }
+  return out.empty() ? out : str("in ", file, ":\n", out);
+}
+
 int show_config(const CLI::App& command, const ConfigCommand& arguments) {
   TrainConfig defaults;
   defaults.model.options = ModelRegistry::instance().make_options(defaults.model.kind);
@@ -36,18 +45,23 @@ int show_config(const CLI::App& command, const ConfigCommand& arguments) {
     std::puts(schema_of(fields).c_str());
     return 0;
   }
-  if (!arguments.explain.empty() && arguments.file.empty()) {
-    std::puts(explain_field(fields, arguments.explain).c_str());
+  std::string explanation;
+  if (!arguments.explain.empty()) explanation = explain_field(fields, arguments.explain) + "\n";
+  if (!explanation.empty() && arguments.file.empty()) {
+    std::fputs(explanation.c_str(), stdout);
     return 0;
   }
   if (arguments.file.empty())
     throw UsageError("shoal config: expected a config file, --schema or --explain KEY");
   LoadedConfig loaded = load_train_config(arguments.file, overrides_from(command, arguments.settings),
                                           static_cast<int>(arguments.world));
-  auto resolved = [&](FieldVisitor& v) { loaded.config.fields(v); };
-  std::fputs(arguments.explain.empty() ? print_fields(resolved, &loaded.tree).c_str()
-                                       : (explain_field(resolved, arguments.explain) + "\n").c_str(),
-             stdout);
+  if (explanation.empty()) {
+    auto resolved = [&](FieldVisitor& v) { loaded.config.fields(v); };
+    explanation = print_fields(resolved, &loaded.tree);
+  } else {
+    explanation += settings_below(loaded.config, arguments.explain, arguments.file);
+  }
+  std::fputs(explanation.c_str(), stdout);
   return 0;
 }
 

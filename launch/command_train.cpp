@@ -44,7 +44,7 @@ void add_train_command(CLI::App& app, CommandAction& action) {
       app.add_subcommand("train", "Train a model, from the newest checkpoint if there is one");
   command->footer(
       "Run it under mpirun or srun to use several ranks: mpirun -n 2 shoal train exp.yaml parallel.ep=2\n"
-      "SIGTERM or SIGUSR1 saves at the next step boundary and exits with 0.");
+      "SIGTERM, SIGUSR1 or Ctrl-C saves at the next step boundary and exits with 0.");
   auto arguments = add_config_arguments(*command);
   command->callback([=, &action] { action = [=] { return train(*command, *arguments); }; });
 }

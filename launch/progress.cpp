@@ -48,6 +48,8 @@ void install_stop_signals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);
+  action.sa_flags |= static_cast<int>(SA_RESETHAND);  // a second Ctrl-C does not wait for the step
+  sigaction(SIGINT, &action, nullptr);
 }
 
 bool stop_signal_seen() {

@@ -8,7 +8,7 @@
 set -euo pipefail
 
 config=configs/quickstart.yaml
-run=runs/quickstart
+folder=runs name=quickstart
 ranks=${RANKS:-2}
 overrides=("$@")
 
@@ -26,12 +26,24 @@ if [[ -n ${TEXT-} ]]; then
     exit 2
   }
   # Another text is another run, so it gets a folder of its own. The path becomes a quoted YAML string.
-  run=runs/quickstart-$(cksum <<<"$text" | cut -d ' ' -f 1)
+  name=quickstart-$(cksum <<<"$text" | cut -d ' ' -f 1)
   quoted=${text//\\/\\\\}
   quoted=${quoted//\"/\\\"}
   quoted=${quoted//\$/\$\$}
-  overrides=("data.text=[\"$quoted\"]" "run.name=${run#runs/}" "${overrides[@]}")
+  overrides=("data.text=[\"$quoted\"]" "run.name=$name" "${overrides[@]}")
 fi
+for setting in "$@"; do
+  case $setting in
+    run.name=*) name=${setting#*=} ;;
+    run.folder=*) folder=${setting#*=} ;;
+    *=*) ;;
+    *)
+      echo "quickstart: expected config overrides (key=value), got '$setting'" >&2
+      exit 2
+      ;;
+  esac
+done
+run=$folder/$name
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh
@@ -60,7 +72,11 @@ launch/setup.sh
 
 step "Build (the first time takes a few minutes)"
 quietly configure build -DCMAKE_BUILD_TYPE=Release
-ninja -C build --quiet shoal
+if [[ -t 1 && ${TERM:-dumb} != dumb ]]; then
+  ninja -C build shoal # one line that counts up
+else
+  ninja -C build --quiet shoal
+fi
 
 step "Prepare the text: tokenizer and tokens"
 build/shoal prepare "$config" "${overrides[@]}"

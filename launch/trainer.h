@@ -104,8 +104,8 @@ class Trainer {
   double mean_step_seconds_ = 0;  // for the ETA
 };
 
-/// SIGTERM and SIGUSR1 ask for a checkpoint at the next step boundary and an orderly end. Installed by
-/// Trainer::run.
+/// SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) ask for a checkpoint at the next step boundary and an orderly end; a
+/// second SIGINT ends the process at once. Installed by Trainer::run.
 void install_stop_signals();
 bool stop_signal_seen();
 

@@ -60,9 +60,10 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
                 o.dp.value_or(1));
 }
 
-/// The largest ep that divides both the world and the experts.
+/// The largest ep that divides both the world and the experts; 1 with the dispatcher that sends nothing.
 int64_t resolve_ep(const ParallelOptions& o, const LayoutFacts& facts) {
-  return o.ep.value_or(facts.num_experts == 0 ? 1 : std::gcd<int64_t>(facts.world_size, facts.num_experts));
+  const bool alone = facts.num_experts == 0 || o.dispatcher.kind == "local";
+  return o.ep.value_or(alone ? 1 : std::gcd<int64_t>(facts.world_size, facts.num_experts));
 }
 
 /// Degrees are at least 1 here. Returns dp.
@@ -84,6 +85,8 @@ int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& r
 void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
   const int64_t ep = resolve_ep(o, facts);
   if (ep == 1) return;
+  rules.require(o.dispatcher.kind != "local", "parallel.dispatcher", "local needs ep = 1, got ep = ", ep,
+                "; use all_to_all or set ep: 1");
   if (facts.num_experts == 0) {
     return rules.require(false, "parallel.ep", "ep = ", ep,
                          " but the model has no MoE layer; set ep: 1 or add a model.moe section");

@@ -19,7 +19,7 @@ namespace shoal {
 struct ParallelOptions {
   AutoInt dp;  // auto: world / (tp * cp * pp)
   int64_t tp = 1, cp = 1, pp = 1, etp = 1;
-  AutoInt ep{1};          // auto: the largest divisor of the world that divides the number of experts
+  AutoInt ep{1};          // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
   Choice dispatcher;      // DispatcherRegistry; default all_to_all
   double bucket_mb = 25;  // gradients are reduced in buckets of this size
   ParallelOptions();

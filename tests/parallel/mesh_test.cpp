@@ -51,6 +51,19 @@ TEST(ResolveLayout, AutoEpIsTheLargestDivisorOfExpertsAndRanks) {
   EXPECT_EQ(ep(4, 0), 1);
 }
 
+TEST(ResolveLayout, TheLocalDispatcherAllowsNoExpertParallelism) {
+  const LayoutFacts facts{.world_size = 2, .num_experts = 8, .global_batch = 8, .micro_batch = 0};
+  ParallelOptions options = with_ep(2);
+  options.dispatcher.kind = "local";
+  const auto found = problems(options, facts, "parallel: {ep: 2, dispatcher: local}");
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0],
+            "config parallel.dispatcher (exp.yaml:1:31): local needs ep = 1, got ep = 2; use all_to_all or "
+            "set ep: 1");
+  options.ep.value.reset();
+  EXPECT_EQ(resolved(options, facts).ep, 1);
+}
+
 TEST(ResolveLayout, BatchMustDivideByRanksWhenMicroBatchIsAuto) {
   EXPECT_EQ(problems({}, {.world_size = 3, .num_experts = 0, .global_batch = 8, .micro_batch = 0}).size(),
             1U);

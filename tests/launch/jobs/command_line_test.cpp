@@ -145,6 +145,14 @@ TEST(CommandLine, ExplainDocumentsOneKey) {
   expect_error(folder.shoal({"config", "--explain", "model.moe.topk"}), 2, {"did you mean 'top_k'?"});
 }
 
+TEST(CommandLine, ExplainTellsTheDefaultApartFromTheValueOfTheFile) {
+  const ShoalFolder folder;
+  const Ended ended = folder.shoal({"config", "tiny.yaml", "run.seed=77", "--explain", "run.seed"});
+  EXPECT_EQ(ended.code, 0) << ended.all();
+  EXPECT_TRUE(contains(ended.out, "run.seed: integer, default 1\n")) << ended.out;
+  EXPECT_TRUE(contains(ended.out, "in tiny.yaml:\n  run.seed: 77\n")) << ended.out;
+}
+
 TEST(CommandLine, TrainingAloneLeavesARunAndASecondCallHasNothingToDo) {
   const ShoalFolder folder;
   const Ended first = folder.shoal({"train", "tiny.yaml"});

@@ -96,6 +96,13 @@ TEST(Interruption, SigtermToOneRankSavesOnAllAndResumesBitEqual) {
   expect_resumes_to_the_same_end(folder);
 }
 
+TEST(Interruption, CtrlCOnOneRankSavesOnAllAndResumesBitEqual) {
+  const ShoalFolder folder(/*slow=*/true);
+  const Ended ended = interrupt(folder, 40, SIGINT, [](const Job& job) { return job.rank(0); });
+  expect_saved_on_request(folder, ended, 40);
+  expect_resumes_to_the_same_end(folder);
+}
+
 TEST(Interruption, SigtermToMpirunCorruptsNothing) {
   const ShoalFolder folder(/*slow=*/true);
   interrupt(folder, 45, SIGTERM, [](const Job& job) { return std::optional(job.pid()); });
