@@ -107,14 +107,18 @@ void add_generate_command(CLI::App& app, CommandAction& action) {
   SamplingOptions& sampling = a->options.sampling;
   command->add_option("--prompt", a->prompt, "text to continue; default: a new line");
   command->add_option("--tokens", a->options.max_tokens, "tokens to generate at most")
-      ->check(number_in(0, kMaxTokens));
+      ->check(number_in(0, kMaxTokens))
+      ->capture_default_str();
   command->add_option("--temperature", sampling.temperature, "0: always the most likely token")
-      ->check(number_in(0, 1e9));
+      ->check(number_in(0, 1e9))
+      ->capture_default_str();
   command->add_option("--top-k", sampling.top_k, "draw from the k most likely tokens; 0: all")
-      ->check(number_in(0, 1e9));
+      ->check(number_in(0, 1e9))
+      ->capture_default_str();
   command->add_option("--top-p", sampling.top_p, "draw from the most likely tokens that together reach p")
-      ->check(number_in(0, 1));
-  command->add_option("--seed", sampling.seed, "of the draws");
+      ->check(number_in(0, 1))
+      ->capture_default_str();
+  command->add_option("--seed", sampling.seed, "of the draws")->capture_default_str();
   command->add_option("--stop", a->stop, "stop at this token; default: end of document");
   command->callback([=, &action] { action = [=] { return generate_text(*command, *a); }; });
 }
