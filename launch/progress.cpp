@@ -1,4 +1,5 @@
 // Progress as JSON, and stop signals.
+#include <atomic>
 #include <csignal>
 
 #include <nlohmann/json.hpp>
@@ -35,9 +36,11 @@ Progress Progress::from_json(const std::string& json) {
 }
 
 namespace {
-volatile std::sig_atomic_t stop_signal = 0;
+// Lock-free, so fit for a handler; a sig_atomic_t would race, because any thread may run the handler.
+std::atomic<bool> stop_signal = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 void on_stop_signal(int) {
-  stop_signal = 1;
+  stop_signal = true;
 }
 }  // namespace
 
@@ -53,7 +56,7 @@ void install_stop_signals() {
 }
 
 bool stop_signal_seen() {
-  return stop_signal != 0;
+  return stop_signal;
 }
 
 }  // namespace shoal

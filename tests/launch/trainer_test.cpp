@@ -92,6 +92,8 @@ TEST(Trainer, LR_03_ScheduleAndCountersAdvancePerStepNotPerMicroBatch) {
   TinyRun one, four;
   const RunOutcome a = one.train(1, {"run.steps=4"}),
                    b = four.train(1, {"run.steps=4", "data.micro_batch=2"});
+  ASSERT_GE(a.rows.size(), 4U);
+  ASSERT_GE(b.rows.size(), 4U);
   for (size_t i = 0; i < 4; i++) {
     EXPECT_EQ(a.rows[i]["learning_rate"], b.rows[i]["learning_rate"]);
     EXPECT_EQ(a.rows[i]["tokens"], static_cast<int64_t>(i + 1) * 8 * 16);
@@ -113,7 +115,7 @@ TEST(Trainer, BI_01_BiasMovesOncePerStepWhateverTheAccumulation) {
 TEST(Trainer, ZeroStepsOnlyEvaluatesAndSaves) {
   TinyRun run;
   const RunOutcome outcome = run.train(1, {"run.steps=0"});
-  EXPECT_EQ(outcome.rows.size(), 1U);
+  ASSERT_EQ(outcome.rows.size(), 1U);
   EXPECT_EQ(outcome.rows[0]["kind"], "eval");
   EXPECT_TRUE(std::filesystem::exists(run.checkpoint(0)));
 }
