@@ -284,8 +284,8 @@ TrainEnd Trainer::run() {
   const int64_t steps = config_.run.steps;
   if (progress_.step >= steps && last_saved_ >= 0) {
     if (world_->rank() == 0) {
-      log::info("run        ", config_.run_folder(), " has reached step ", progress_.step, " of ", steps,
-                "; nothing to do");
+      log::info("run        ", config_.run_folder(), " is at step ", progress_.step, " and run.steps is ",
+                steps, ": nothing to do");
       const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
       if (!result.empty()) log::info(result);
     }

@@ -18,7 +18,7 @@ struct HashOptions final : RouterOptions {
 class HashRouter final : public Router {
  public:
   HashRouter(const HashOptions& options, const RouterContext& context)
-      : options_(options), context_(context) {}
+      : seed_(static_cast<uint64_t>(options.seed) ^ stream_id(context.build.prefix)), context_(context) {}
 
   Routing route(const RouteInput& input) override {
     const int64_t T = input.x_TD.num_rows(), K = context_.top_k, E = context_.num_experts;
@@ -31,8 +31,8 @@ class HashRouter final : public Router {
       const auto token = static_cast<uint64_t>(tokens.data<int32_t>()[t]);
       for (int64_t k = 0; k < K; k++) {
         // The k-th element of a permutation of the experts: the choices of a token differ.
-        const uint64_t expert = permute_index(static_cast<uint64_t>(k), static_cast<uint64_t>(E),
-                                              static_cast<uint64_t>(options_.seed), token);
+        const uint64_t expert =
+            permute_index(static_cast<uint64_t>(k), static_cast<uint64_t>(E), seed_, token);
         ids[static_cast<size_t>(t * K + k)] = static_cast<int32_t>(expert);
         counts[expert]++;
       }
@@ -50,7 +50,7 @@ class HashRouter final : public Router {
   }
 
  private:
-  HashOptions options_;
+  uint64_t seed_;  // differs from layer to layer
   RouterContext context_;
 };
 
