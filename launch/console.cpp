@@ -74,10 +74,12 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
                 count(data.train->samples_per_epoch()).c_str(), static_cast<long>(config.data.seq_len),
                 static_cast<long>(data.vocab_size));
   out += format(
-      "batch      %ld sequences = %s tokens per step: %d data-parallel x %ld micro-batches x %ld sequences\n",
+      "batch      %ld sequences = %s tokens per step: %d data-parallel x %ld micro-batch%s x %ld "
+      "sequence%s\n",
       static_cast<long>(config.data.global_batch),
       count(config.data.global_batch * config.data.seq_len).c_str(), l.dp,
-      static_cast<long>(num_micro_batches), static_cast<long>(micro_batch));
+      static_cast<long>(num_micro_batches), num_micro_batches == 1 ? "" : "es",
+      static_cast<long>(micro_batch), micro_batch == 1 ? "" : "s");
   out += format(
       "layout     dp %d, ep %d, edp %d; %d thread%s per rank; parameters, gradients and optimizer: %s per "
       "rank\n",

@@ -9,6 +9,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "launch/trainer.h"
+#include "parallel/bootstrap.h"
 
 namespace shoal {
 
@@ -25,7 +26,8 @@ void on_rank_zero(Communicator& world, const F& work) {
 }
 
 void prepare_with_progress(const PrepareOptions& options) {
-  const bool tty = isatty(STDOUT_FILENO) != 0;
+  // mpirun gives its ranks a terminal of their own, even when its output goes to a file.
+  const bool tty = isatty(STDOUT_FILENO) != 0 && !launch_info().mpi;
   bool shown = false;
   auto last = std::chrono::steady_clock::now() - std::chrono::hours(1);
   const PrepareReport report = prepare_dataset(options, [&](const PrepareProgress& p) {
