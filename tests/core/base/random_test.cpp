@@ -15,6 +15,22 @@ namespace {
 
 using Block = std::array<uint32_t, 4>;
 
+// Every element is equally likely at every position: chi-square over many streams, small domains included
+// (these walk the cycle most).
+TEST(PermuteIndex, IsUniformOverStreams) {
+  for (const uint64_t n : {5, 8, 20, 40}) {
+    std::vector<double> counts(n);
+    const double draws = 100000;
+    for (uint64_t stream = 0; stream < 50000; stream++) {
+      for (uint64_t position = 0; position < 2; position++) counts[permute_index(position, n, 7, stream)]++;
+    }
+    double chi_square = 0;
+    const double expected = draws / static_cast<double>(n);
+    for (const double count : counts) chi_square += (count - expected) * (count - expected) / expected;
+    EXPECT_LT(chi_square / static_cast<double>(n - 1), 3) << "n " << n;
+  }
+}
+
 }  // namespace
 
 // Known answers published with the generator for philox4x32 with 10 rounds.
