@@ -27,6 +27,18 @@ class FileIo : public ::testing::Test {
 
 using FileIoDeathTest = FileIo;
 
+/// A plain substring. GoogleTest's own regular expressions hang here under ASan: Oniguruma exports functions
+/// with the names of the C library's, and the sanitizer mixes the two.
+struct Containing {
+  using is_gtest_matcher = void;
+  std::string part;
+  bool MatchAndExplain(const std::string& text, std::ostream*) const {
+    return text.find(part) != std::string::npos;
+  }
+  void DescribeTo(std::ostream* out) const { *out << "contains \"" << part << '"'; }
+  void DescribeNegationTo(std::ostream* out) const { *out << "does not contain \"" << part << '"'; }
+};
+
 }  // namespace
 
 TEST_F(FileIoDeathTest, MappedFileThatBecomesShorterEndsTheProcessWithItsName) {
@@ -39,7 +51,8 @@ TEST_F(FileIoDeathTest, MappedFileThatBecomesShorterEndsTheProcessWithItsName) {
     const volatile char* byte = map.data() + 50000;
     std::exit(*byte == 'x' ? 3 : 4);
   };
-  EXPECT_EXIT(read_truncated(), ::testing::ExitedWithCode(1), "text.txt: the file became shorter");
+  const ::testing::Matcher<const std::string&> message(Containing{"text.txt: the file became shorter"});
+  EXPECT_EXIT(read_truncated(), ::testing::ExitedWithCode(1), message);
 }
 
 TEST_F(FileIo, ReleasedMapsAreForgotten) {
