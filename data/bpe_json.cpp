@@ -18,6 +18,10 @@ bool stands_for_itself(int byte) {
   return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
 }
 
+bool is_empty_text(const json& value) {
+  return value.is_string() && value.get_ref<const std::string&>().empty();
+}
+
 /// byte -> the code point of its character.
 const std::array<uint32_t, 256>& characters_of_bytes() {
   static const auto table = [] {
@@ -160,7 +164,8 @@ class Reader {
     if (!dropout.is_null() && dropout != 0.0) refuse("model.dropout", "not supported: " + dropout.dump());
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const json& value = member(model, key);
-      if (!value.is_null() && value != "") refuse(str("model.", key), "not supported: " + excerpt(value));
+      if (!value.is_null() && !is_empty_text(value))
+        refuse(str("model.", key), "not supported: " + excerpt(value));
     }
     // unk_token, fuse_unk and byte_fallback concern unknown bytes, and every byte must be a token here.
     model_.ignore_merges = is_flag(model, "ignore_merges", true, false);
@@ -190,7 +195,7 @@ class Reader {
     if (!list.is_array()) refuse("added_tokens", "expected a list");
     for (const auto& item : list) {
       const json& content = member(item, "content");
-      if (!content.is_string() || content == "")
+      if (!content.is_string() || is_empty_text(content))
         refuse("added_tokens", "content: expected a text, got " + excerpt(content));
       const auto& text = content.get_ref<const std::string&>();
       if (text.find('\0') != std::string::npos) refuse("added_tokens", "content: expected no NUL characters");

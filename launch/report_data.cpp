@@ -32,7 +32,7 @@ void flatten(const Json& node, const std::string& prefix, std::map<std::string, 
     return;
   }
   for (const auto& [key, value] : node.items())
-    flatten(value, prefix.empty() ? key : prefix + "." + key, out);
+    flatten(value, prefix.empty() ? key : str(prefix, ".", key), out);
 }
 
 // "ep 2, dp 4": the axes of the config that are larger than one, unless the run row has a text of its own.

@@ -97,8 +97,10 @@ class Sinusoidal final : public PositionEncoding {
       std::vector<T> values(static_cast<size_t>(positions * size_));
       for (int64_t p = 0; p < positions; p++) {
         for (int64_t i = 0; i < size_; i++) {
-          const double angle = static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i / 2 * 2) /
-                                                                              static_cast<double>(size_));
+          const int64_t first_of_pair = i / 2 * 2;
+          const double angle =
+              static_cast<double>(p) *
+              std::pow(10000.0, -static_cast<double>(first_of_pair) / static_cast<double>(size_));
           values[static_cast<size_t>(p * size_ + i)] =
               static_cast<T>(i % 2 == 0 ? std::sin(angle) : std::cos(angle));
         }

@@ -81,9 +81,8 @@ run_suite() {
   local folder=$1 suite=$2 label=$3 started=$SECONDS status=0
   shift 3
   [[ -z $only ]] || set -- "$@" "GTEST_FILTER=$only"
-  env "$@" GTEST_OUTPUT="json:$results/$label.json" GTEST_COLOR=no ctest --test-dir "$folder" -R "^$suite\$" \
-    --output-on-failure --test-output-size-passed 0 --test-output-size-failed 10000000 \
-    >"$results/$label.log" 2>&1 || status=$?
+  env "$@" GTEST_OUTPUT="json:$results/$label.json" GTEST_COLOR=no ctest --test-dir "$folder" -R "^$suite\$" -V \
+    2>&1 | sed -E 's/^[0-9]+: //' >"$results/$label.log" || status=$?
   echo "$status" >"$results/$label.status"
   echo $((SECONDS - started)) >"$results/$label.seconds"
 }
@@ -109,6 +108,14 @@ show_failures() {
     END { if (open) printf "%s", text }' "$1" | head -n 120
 }
 
+# skip_reason LOG NAME: what the case gave to GTEST_SKIP.
+skip_reason() {
+  awk -v name="$2" '
+    /^\[ RUN      \]/ { inside = $4 == name }
+    inside && reason { if ($0 == "") exit; print; exit }
+    inside && /: Skipped$/ { reason = 1 }' "$1"
+}
+
 collect() { # LABEL
   local label=$1 total=0 bad=0 skip=0 kind name status seconds
   status=$(cat "$results/$label.status" 2>/dev/null || echo 1)
@@ -126,7 +133,7 @@ collect() { # LABEL
   while read -r kind name rest; do
     case "$kind" in
       F) failures+=("$label: $name") ;;
-      S) printf '  skipped %s: %s\n' "$label" "$name" ;;
+      S) printf '  skipped %s: %s: %s\n' "$label" "$name" "$(skip_reason "$results/$label.log" "$name")" ;;
       *) total=$kind bad=$name skip=$rest ;;
     esac
   done < <(read_report "$results/$label.json")

@@ -86,7 +86,7 @@ void Tape::count_uses(const Function& function) {
   }
 }
 
-void Tape::finish(std::unique_ptr<Function> function, std::vector<Tensor*> outputs,
+void Tape::finish(std::unique_ptr<Function> function, const std::vector<Tensor*>& outputs,
                   const std::vector<const Tensor*>& inputs) {
   for (const GradRef& in : function->inputs_) {
     if (in.leaf != nullptr && !active_tape->replay_) in.leaf->uses_left++;

@@ -57,7 +57,7 @@ class Tape {
   /// After forward: one of the next two. Uses of leaves are counted here, so that a forward that throws
   /// leaves no count behind.
   static void count_uses(const Function& function);
-  static void finish(std::unique_ptr<Function> function, std::vector<Tensor*> outputs,
+  static void finish(std::unique_ptr<Function> function, const std::vector<Tensor*>& outputs,
                      const std::vector<const Tensor*>& inputs);
   GradRef new_slot();
   void deliver(const GradRef& to, const Tensor& grad, const Shape& shape, Device device);
@@ -96,7 +96,7 @@ auto apply(F function, const In&... inputs) {
     } else {
       for (Tensor& t : result) outputs.push_back(&t);
     }
-    Tape::finish(std::move(owned), std::move(outputs), {&inputs...});
+    Tape::finish(std::move(owned), outputs, {&inputs...});
   } else {
     Tape::count_uses(*owned);
   }
