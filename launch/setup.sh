@@ -14,7 +14,8 @@ packages=(
   libhdf5-dev libxxhash-dev            # checkpoints, token files
   libopenblas-openmp-dev               # matrix products
   libonig-dev                          # pre-tokenizer regexes
-  libgtest-dev                         # tests
+  libgtest-dev hdf5-tools              # tests
+  libbenchmark-dev                     # benchmarks, which the tests only compile
   python3.11-doc                       # text of the quickstart
 )
 corpus=/usr/share/doc/python3.11/html/_sources

@@ -92,8 +92,6 @@ void Trainer::build() {
   options.bucket_mb = config_.parallel.bucket_mb;
   options.dtype = dtype_from(config_.run.dtype);
   options.device = device_;
-  const int64_t limit = config_.model_options().facts(data_.vocab_size, config_.data.seq_len).params_total;
-  log::debug("building a model of ", limit, " parameters");
   engine_ = std::make_unique<TrainEngine>(options, *mesh_);
   schedule_ = ScheduleRegistry::make(config_.optim.schedule,
                                      ScheduleContext{config_.optim.learning_rate, config_.run.steps});

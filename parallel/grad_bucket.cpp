@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <map>
 
-#include "core/base/threads.h"
+#include "core/ops/elementwise.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr int64_t kAlignElements = 16;           // gradients start on a 64-byte boundary
-constexpr int64_t kSumBlock = int64_t{1} << 14;  // elements of one partial sum, whatever the thread count
+constexpr int64_t kAlignElements = 16;  // gradients start on a 64-byte boundary
 
 int64_t aligned(int64_t elements) {
   return (elements + kAlignElements - 1) / kAlignElements * kAlignElements;
@@ -141,35 +140,6 @@ int64_t GradReducer::reduced_bytes() const {
   return bytes;
 }
 
-namespace {
-
-/// Sum of squares in f64, as partial sums of fixed blocks, so that it does not depend on the thread count.
-double square_sum(const Tensor& t) {
-  if (!t.defined()) return 0;
-  const int64_t n = t.numel(), num_blocks = (n + kSumBlock - 1) / kSumBlock;
-  std::vector<double> partial(static_cast<size_t>(num_blocks));
-  dispatch_float(t.dtype(), "global_grad_square_sum", [&]<class T>() {
-    const T* values = t.data<T>();
-    parallel_for(num_blocks, 4, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) {
-        const int64_t last = std::min(n, (b + 1) * kSumBlock);
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = b * kSumBlock; i < last; i++) {
-          const double v = static_cast<double>(values[i]);
-          sum += v * v;
-        }
-        partial[static_cast<size_t>(b)] = sum;
-      }
-    });
-  });
-  double total = 0;
-  for (const double sum : partial) total += sum;
-  return total;
-}
-
-}  // namespace
-
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
   double dense = 0, expert = 0;
   for (const Parameter* p : parameters) {
@@ -177,7 +147,8 @@ double global_grad_square_sum(const std::vector<Parameter*>& parameters, const M
     SHOAL_CHECK(placement.shard_dim < 0 || placement.shard_axis == Axis::ep,
                 "global_grad_square_sum: ", p->name, " is sharded over ", axis_name(placement.shard_axis),
                 ", expected ep");
-    (placement.shard_dim >= 0 ? expert : dense) += square_sum(p->leaf.grad);
+    const Tensor& grad = p->leaf.grad;
+    if (grad.defined()) (placement.shard_dim >= 0 ? expert : dense) += sum_squares(grad.device(), grad);
   }
   // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.
   if (mesh.layout().ep > 1) expert = mesh.comm(Axis::ep).sum(expert);

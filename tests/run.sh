@@ -250,7 +250,7 @@ main() {
     finish
   }
 
-  build build all -- -DCMAKE_BUILD_TYPE=Release || finish
+  build build all -- -DCMAKE_BUILD_TYPE=Release -DSHOAL_BENCH=ON || finish
   check_format
   check_all_built
   printf '== build: tests\n'
