@@ -287,19 +287,18 @@ class Preparation {
 std::string PrepareReport::text() const {
   std::string out;
   if (!note.empty()) out += note + "\n";
-  out += str(up_to_date ? "already prepared: " : "prepared: ", files, files == 1 ? " file, " : " files, ",
+  out += str(up_to_date ? "already prepared: " : "prepared   ", files, files == 1 ? " file, " : " files, ",
              documents, documents == 1 ? " document" : " documents");
   if (empty_documents > 0) out += str(" (", empty_documents, " empty ones skipped)");
-  char ratio[64];
-  std::snprintf(ratio, sizeof ratio, "%.2f bytes/token", bytes_per_token());
-  out += str(", ", human_bytes(text_bytes), " of text, ", human_count(static_cast<double>(tokens)),
-             " tokens, ", ratio, ", vocabulary ", vocab_size);
+  out += str(", ", human_bytes(text_bytes), " of text");
   if (!up_to_date && encode_seconds > 0) {
-    char speed[64];
-    std::snprintf(speed, sizeof speed, ", encoded at %.1f MB/s",
-                  static_cast<double>(text_bytes) / 1e6 / encode_seconds);
-    out += speed;
+    const double speed = static_cast<double>(text_bytes) / encode_seconds;
+    out += str(", ", human_bytes(static_cast<int64_t>(speed)), "/s");
   }
+  char ratio[64];
+  std::snprintf(ratio, sizeof ratio, "%.2f bytes each", bytes_per_token());
+  out += str("\n           ", human_count(static_cast<double>(tokens)), " tokens of ", ratio, ", vocabulary ",
+             vocab_size);
   return out;
 }
 

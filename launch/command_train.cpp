@@ -3,6 +3,7 @@
 #include "launch/command_support.h"
 #include "launch/commands.h"
 #include "launch/console.h"
+#include "launch/terminal.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -30,6 +31,7 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
     check_kernel_choice();
     apply_threads(loaded.config);
     log::set_folder(loaded.config.run_folder());
+    log::set_terminal_columns(terminal_columns());
     Trainer trainer(std::move(loaded), world);
     const TrainEnd end = trainer.run();
     const bool good = end != TrainEnd::not_saved && end != TrainEnd::diverged;
@@ -58,6 +60,7 @@ void add_prepare_command(CLI::App& app, CommandAction& action) {
       const LoadedConfig loaded =
           load_train_config(arguments->config, overrides_from(*command, arguments->settings), 0);
       apply_threads(loaded.config);
+      log::set_terminal_columns(terminal_columns());
       open_data(loaded.config, loaded.tree, *make_single_communicator());
       return static_cast<int>(ExitCode::done);
     };

@@ -38,18 +38,6 @@ std::string count(int64_t value) {
 
 }  // namespace
 
-std::string step_header() {
-  return format("%8s %9s %9s %9s %9s %9s %9s %8s %6s %8s %7s  %s", "step", "loss", "aux", "z", "lr",
-                "grad norm", "tokens/s", "TFLOP/s", "MFU %", "max/mean", "drop %", "ETA");
-}
-
-std::string step_line(const StepMetrics& m, double eta_seconds) {
-  return format("%8ld %9.4f %9.2e %9.2e %9.2e %9.3f %9.0f %8.3f %6.1f %8.2f %7.2f  %s",
-                static_cast<long>(m.step), plain(m.loss), plain(m.aux_loss), plain(m.z_loss), m.learning_rate,
-                plain(m.grad_norm), m.tokens_per_s, m.tflops, 100 * m.mfu, m.max_load, 100 * m.dropped,
-                human_duration(eta_seconds).c_str());
-}
-
 std::string eval_line(const EvalMetrics& m) {
   if (m.tokens == 0)
     return format("  validation at step %ld: no token of the held-out data has a label, so there is no loss",
@@ -58,37 +46,67 @@ std::string eval_line(const EvalMetrics& m) {
                 plain(m.loss), plain(std::exp(m.loss)), count(m.tokens).c_str());
 }
 
+namespace {
+
+std::string plural(int64_t number, const char* noun, const char* ending = "s") {
+  return str(number, " ", noun, number == 1 ? "" : ending);
+}
+
+std::string batch_line(const TrainConfig& config, const TrainEngine& engine, const TrainData& data) {
+  const int64_t tokens_per_step = config.data.global_batch * config.data.seq_len;
+  const int64_t tokens = tokens_per_step * config.run.steps;
+  const int64_t per_epoch = data.train->samples_per_epoch() * config.data.seq_len;
+  std::string out =
+      format("%s = %s tokens per step; %s: %s tokens", plural(config.data.global_batch, "sequence").c_str(),
+             count(tokens_per_step).c_str(), plural(config.run.steps, "step").c_str(), count(tokens).c_str());
+  if (per_epoch > 0)
+    out += format(", %.2f epochs", static_cast<double>(tokens) / static_cast<double>(per_epoch));
+  const int64_t micro = micro_batch_of(config, engine.mesh().layout());
+  const int64_t num_micro = config.data.global_batch / (micro * engine.mesh().layout().dp);
+  if (num_micro > 1)
+    out += format("\n           %ld micro-batches of %s per rank", static_cast<long>(num_micro),
+                  plural(micro, "sequence").c_str());
+  return out;
+}
+
+}  // namespace
+
 std::string run_summary(const TrainConfig& config, TrainEngine& engine, const TrainData& data,
-                        double peak_flops, int64_t num_micro_batches, int64_t micro_batch) {
+                        double peak_flops, int64_t step) {
   const ModelFacts& f = engine.model().facts();
   const ParallelLayout& l = engine.mesh().layout();
   int64_t local = 0;
   for (const Parameter* p : engine.parameters()) local += p->value.numel();
   const int64_t state = local * (8 + engine.optimizer().state_bytes_per_element());
-  std::string out;
-  out += format(
-      "model      %s parameters (%s active per token, %s embedding), %s FLOP/token forward, %s backward\n",
-      count(f.params_total).c_str(), count(f.params_active).c_str(), count(f.params_embedding).c_str(),
-      human_count(f.flops_forward).c_str(), human_count(f.flops_backward).c_str());
+  std::string out = format("run        %s, step %ld of %ld\n", config.run_folder().c_str(),
+                           static_cast<long>(step), static_cast<long>(config.run.steps));
+  out += format("model      %s, %s parameters (%s active per token, %s embedding)\n",
+                config.model.kind.c_str(), count(f.params_total).c_str(), count(f.params_active).c_str(),
+                count(f.params_embedding).c_str());
   out += format("data       %s training windows of %ld tokens, vocabulary %ld\n",
                 count(data.train->samples_per_epoch()).c_str(), static_cast<long>(config.data.seq_len),
                 static_cast<long>(data.vocab_size));
+  out += "batch      " + batch_line(config, engine, data) + "\n";
+  out += format("layout     dp %d, ep %d, edp %d: %s of %s\n", l.dp, l.ep, l.edp,
+                plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
+  out += format("precision  %s; weights, gradients and optimizer state: %s per rank\n",
+                config.run.dtype.c_str(), human_bytes(state).c_str());
   out += format(
-      "batch      %ld sequences = %s tokens per step: %d data-parallel x %ld micro-batch%s x %ld "
-      "sequence%s\n",
-      static_cast<long>(config.data.global_batch),
-      count(config.data.global_batch * config.data.seq_len).c_str(), l.dp,
-      static_cast<long>(num_micro_batches), num_micro_batches == 1 ? "" : "es",
-      static_cast<long>(micro_batch), micro_batch == 1 ? "" : "s");
-  out += format(
-      "layout     dp %d, ep %d, edp %d; %d thread%s per rank; parameters, gradients and optimizer: %s per "
-      "rank\n",
-      l.dp, l.ep, l.edp, num_threads(), num_threads() == 1 ? "" : "s", human_bytes(state).c_str());
-  out += format("machine    %s kernels, measured GEMM peak %.3f TFLOP/s over all ranks (MFU refers to it)\n",
-                cpu_isa_name(cpu_isa()), peak_flops / 1e12);
-  out +=
-      format("run        %s, %ld steps\n", config.run_folder().c_str(), static_cast<long>(config.run.steps));
+      "machine    %s kernels, GEMM peak %.3f TFLOP/s over all ranks (100 %% MFU):\n"
+      "           at %s FLOP per token at most %s tokens/s\n",
+      cpu_isa_name(cpu_isa()), peak_flops / 1e12, human_count(f.flops_per_token()).c_str(),
+      human_count(peak_flops / f.flops_per_token()).c_str());
   return out;
+}
+
+std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds) {
+  const std::string run = config.run_folder();
+  const int64_t steps = last_step - first_step + 1;
+  return format("time       %s for %s, evaluation and saving included\n", human_duration(seconds).c_str(),
+                plural(steps, "step").c_str()) +
+         str("folder     ", run, ": checkpoints, metrics.jsonl, config.yaml, tokenizer.json\n",
+             "next       shoal generate ", run, " --prompt \"Your text\"\n", "           shoal report ", run,
+             "\n", "           shoal eval ", run);
 }
 
 std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size) {
@@ -143,7 +161,7 @@ std::string expert_load_table(const nlohmann::json& layers) {
         out += e == 0 ? format("  layer %2ld ", static_cast<long>(layer.at("layer").get<int64_t>()))
                       : std::string("\n           ");
       }
-      out += format(" %4.2f", static_cast<double>(counts[e]) / mean);
+      out += format(" %3.1f", static_cast<double>(counts[e]) / mean);
     }
     out += '\n';
   }
@@ -175,9 +193,10 @@ std::string result_text(const std::filesystem::path& metrics_file) {
   } else if (eval.is_object() && eval.contains("loss")) {
     out += ": no finite validation loss";
   }
-  if (!speeds.empty()) {
+  if (!speeds.empty() && step.contains("loss") && step["loss"].is_number()) {
     std::ranges::nth_element(speeds, speeds.begin() + static_cast<ptrdiff_t>(speeds.size() / 2));
-    out += format("; median %s tokens/s", human_count(speeds[speeds.size() / 2]).c_str());
+    out += format("\n           training loss %.4f; median %s tokens/s in steps", step["loss"].get<double>(),
+                  human_count(speeds[speeds.size() / 2]).c_str());
   }
   out += '\n';
   if (step.contains("moe") && !step["moe"].empty()) out += expert_load_table(step["moe"]);

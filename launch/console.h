@@ -1,4 +1,5 @@
-// What a training run prints: the summary at the start and one aligned line per log interval.
+// What a training run prints: the summary at the start, evaluations, and the result. The table of
+// steps is in step_table.h.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,11 @@ namespace shoal {
 class TrainEngine;
 struct TrainData;
 
-std::string step_header();
-/// eta_seconds: expected time to the end of training.
-std::string step_line(const StepMetrics& metrics, double eta_seconds);
 std::string eval_line(const EvalMetrics& metrics);
-/// Model, data, layout and machine, before training.
+/// Model, data, layout, precision and machine, before training goes on from `step`. Lines of at most 80
+/// columns, as far as names and numbers of usual length allow.
 std::string run_summary(const TrainConfig& config, TrainEngine& engine, const TrainData& data,
-                        double peak_flops, int64_t num_micro_batches, int64_t micro_batch);
+                        double peak_flops, int64_t step);
 /// The first row of metrics.jsonl.
 std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size);
 /// <run>/config.yaml, through a temporary name.
@@ -27,5 +26,7 @@ void write_resolved_config(const TrainConfig& config);
 /// What a run has reached, from its metrics file: validation loss, speed, expert load of the last logged
 /// step. "" when the file has no step yet.
 std::string run_result(const std::filesystem::path& metrics_file);
+/// How long steps first_step..last_step took with everything, where the results lie, what to do with them.
+std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds);
 
 }  // namespace shoal

@@ -54,16 +54,43 @@ step() {
   step=$((step + 1))
   printf '\n[%d/6] %s\n' "$step" "$1"
 }
-# Runs a command, keeps its output for the case that it fails.
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# Runs a command, shows the end of its output when it fails.
 quietly() {
-  local log status=0
-  log=$(mktemp)
+  local status=0
   "$@" >"$log" 2>&1 || status=$?
   if [[ $status -ne 0 ]]; then
     tail -n 40 "$log" >&2
     printf 'quickstart: failed: %s\n' "$*" >&2
   fi
-  rm -f "$log"
+  return "$status"
+}
+# Runs a job under mpirun. On Ctrl-C mpirun would leave its ranks one second to save; here it stands in a session
+# of its own, which Ctrl-C does not reach, and is sent SIGUSR1, which has no limit. A second Ctrl-C is SIGTERM.
+# Returns the job's status; `asked` counts the requests to stop.
+asked=0
+under_mpirun() {
+  local job status=0
+  stop() {
+    asked=$((asked + 1))
+    if [[ $asked -eq 1 ]]; then
+      printf '\nquickstart: saving at the end of this step; once more Ctrl-C ends it at once\n' >&2
+      kill -USR1 "$job" 2>/dev/null || true
+    else
+      kill -TERM "$job" 2>/dev/null || true
+    fi
+  }
+  setsid mpirun "${mpirun_flags[@]}" "$@" </dev/null &
+  job=$!
+  trap stop INT TERM HUP
+  while true; do
+    status=0
+    wait "$job" || status=$?
+    kill -0 "$job" 2>/dev/null || break # else a signal has ended the waiting, not the job
+  done
+  [[ $asked -eq 0 || $status -le 128 ]] || { status=0 && wait "$job" || status=$?; }
+  trap - INT TERM HUP
   return "$status"
 }
 
@@ -83,7 +110,11 @@ build/shoal prepare "$config" "${overrides[@]}"
 
 step "Train on $ranks ranks"
 set_mpirun_flags "$ranks"
-mpirun "${mpirun_flags[@]}" build/shoal train "$config" "${overrides[@]}"
+under_mpirun build/shoal train "$config" "${overrides[@]}"
+if [[ $asked -gt 0 ]]; then
+  echo "quickstart: stopped; the same command goes on from the checkpoint"
+  exit 130
+fi
 
 step "A sample of the trained model"
 build/shoal generate "$run" --prompt "The function returns" --tokens 120 --temperature 0.8

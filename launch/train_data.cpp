@@ -1,6 +1,4 @@
 // open_data: from the `data` section to loaders.
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -9,7 +7,6 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "launch/trainer.h"
-#include "parallel/bootstrap.h"
 
 namespace shoal {
 
@@ -26,23 +23,21 @@ void on_rank_zero(Communicator& world, const F& work) {
 }
 
 void prepare_with_progress(const PrepareOptions& options) {
-  // mpirun gives its ranks a terminal of their own, even when its output goes to a file.
-  const bool tty = isatty(STDOUT_FILENO) != 0 && !launch_info().mpi;
-  bool shown = false;
   auto last = std::chrono::steady_clock::now() - std::chrono::hours(1);
   const PrepareReport report = prepare_dataset(options, [&](const PrepareProgress& p) {
     const auto now = std::chrono::steady_clock::now();
-    if (!tty || now - last < std::chrono::milliseconds(100)) return;
+    if (now - last < std::chrono::milliseconds(100)) return;
     last = now;
-    shown = true;
+    constexpr int kWidth = 30;
     const double share =
         p.total_bytes > 0 ? static_cast<double>(p.done_bytes) / static_cast<double>(p.total_bytes) : 0;
-    const int filled = static_cast<int>(share * 30);
-    std::printf("\r  %-16s [%.*s%*s] %5.1f %%", p.phase.c_str(), filled, "##############################",
-                30 - filled, "", 100 * share);
-    std::fflush(stdout);
+    const auto filled = static_cast<size_t>(share * kWidth);
+    char percent[32];
+    std::snprintf(percent, sizeof percent, "%3.0f %%", 100 * share);
+    log::status(
+        str("[", std::string(filled, '#'), std::string(kWidth - filled, '.'), "] ", percent, "  ", p.phase));
   });
-  if (shown) std::printf("\r%*s\r", 64, "");
+  log::status("");
   if (report.up_to_date) {
     log::info("data       ", options.output, " (", human_count(static_cast<double>(report.tokens)),
               " tokens, already prepared)");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/base/log.h"
@@ -49,13 +50,16 @@ Trainer::Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world)
     : loaded_(std::move(loaded)),
       config_(loaded_.config),
       world_(std::move(world)),
-      metrics_(std::filesystem::path(config_.run_folder()) / "metrics.jsonl") {
+      metrics_(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"),
+      table_(step_table_options(config_, log::terminal_columns())) {
   lock_folder();
   build();
   restore();
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  log::status("");  // an error message may follow
+}
 
 void Trainer::lock_folder() {
   const std::string folder = config_.run_folder();
@@ -238,11 +242,26 @@ void Trainer::log_step(const StepMetrics& step) {
   tokens_in_steps_ = 0;
   if (world_->rank() != 0) return;
   metrics_.write(m);
-  if (lines_++ % 25 == 0) log::info(step_header());
-  log::info(step_line(m, static_cast<double>(config_.run.steps - m.step) * mean_step_seconds_));
+  if (lines_++ % 25 == 0) log::info(table_.header());
+  log::info(table_.line(m, eta_seconds()));
+}
+
+double Trainer::eta_seconds() const {
+  if (steps_timed_ < 2) return std::numeric_limits<double>::quiet_NaN();  // the first step tells nothing
+  return static_cast<double>(config_.run.steps - progress_.step) * mean_step_seconds_;
+}
+
+void Trainer::show_status() {
+  constexpr double kSecondsBetween = 0.1;
+  const double now = now_seconds();
+  if (world_->rank() != 0 || now - status_seconds_ < kSecondsBetween) return;
+  status_seconds_ = now;
+  const auto tokens = static_cast<double>(config_.data.global_batch * config_.data.seq_len);
+  log::status(table_.status(progress_.step, tokens / mean_step_seconds_, eta_seconds()));
 }
 
 EvalMetrics Trainer::evaluate() {
+  log::status(str("evaluating after step ", progress_.step));
   return evaluate_model(*engine_, data_, config_, progress_.step);
 }
 
@@ -255,6 +274,7 @@ void Trainer::log_evaluation(const EvalMetrics& metrics) {
 void Trainer::save() {
   if (last_saved_ == progress_.step) return;
   const double begin = now_seconds();
+  log::status(str("saving the checkpoint of step ", progress_.step));
   const std::string problem =
       checkpoints_->save(progress_.step, engine_->state(), progress_.to_json(), to_yaml(config_));
   save_failed_ = !problem.empty();
@@ -274,7 +294,7 @@ void Trainer::save() {
 
 void Trainer::print_summary() const {
   if (world_->rank() != 0) return;
-  log::info(run_summary(config_, *engine_, data_, peak_flops_, num_micro_batches_, micro_batch_));
+  log::info(run_summary(config_, *engine_, data_, peak_flops_, progress_.step));
 }
 
 TrainEnd Trainer::run() {
@@ -300,7 +320,9 @@ TrainEnd Trainer::run() {
   print_summary();
   device_runtime(device_.type).reset_peak();
 
-  const int64_t first_step = progress_.step + 1, dp_index = mesh_->coords()[Axis::dp].index;
+  first_step_ = progress_.step + 1;
+  start_seconds_ = now_seconds();
+  const int64_t dp_index = mesh_->coords()[Axis::dp].index;
   const int64_t per_rank = micro_batch_ * num_micro_batches_, global = config_.data.global_batch;
   const int64_t done_samples = progress_.samples, micro = micro_batch_, per_step = num_micro_batches_;
   prefetch_ = std::make_unique<PrefetchingLoader>(data_.train, [=](int64_t call) {
@@ -310,11 +332,12 @@ TrainEnd Trainer::run() {
   });
 
   bool stop = false, diverged = false;
-  for (int64_t step = first_step; step <= steps && !stop && !diverged; step++) {
+  for (int64_t step = first_step_; step <= steps && !stop && !diverged; step++) {
     const StepMetrics metrics = train_step(step, stop_signal_seen(), stop);
     const bool last = step == steps;
     diverged = skipped_in_a_row_ >= kMaxSkippedInARow;
     if (step % config_.run.log_every == 0 || step == 1 || last || stop || diverged) log_step(metrics);
+    show_status();
     if (diverged) break;
     const bool eval_due = config_.eval.every > 0 && step % config_.eval.every == 0;
     if (data_.validation && (eval_due || (last && config_.eval.at_end))) log_evaluation(evaluate());
@@ -342,7 +365,8 @@ TrainEnd Trainer::finish(bool stopped, bool diverged) {
     log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
   if (!stopped && speaks) {
     const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
-    if (!result.empty()) log::info(result);
+    if (!result.empty()) log::info("\n", result);
+    log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_));
   }
   if (save_failed_) {
     if (speaks) {

@@ -12,6 +12,7 @@
 #include "launch/checkpoint.h"
 #include "launch/engine.h"
 #include "launch/metrics.h"
+#include "launch/step_table.h"
 #include "launch/train_config.h"
 #include "optim/schedule.h"
 
@@ -78,6 +79,8 @@ class Trainer {
   StepMetrics train_step(int64_t step, bool stop_signal, bool& stop_requested);
   std::vector<ModelBatch> next_micro_batches();
   void log_step(const StepMetrics& metrics);
+  void show_status();
+  double eta_seconds() const;
   void log_evaluation(const EvalMetrics& metrics);
   void save();
   TrainEnd finish(bool stopped, bool diverged);
@@ -102,6 +105,9 @@ class Trainer {
   double seconds_in_steps_ = 0;  // since the last log line, evaluation and saving excluded
   int64_t tokens_in_steps_ = 0, steps_timed_ = 0;
   double mean_step_seconds_ = 0;  // for the ETA
+  StepTable table_;
+  double start_seconds_ = 0, status_seconds_ = 0;  // when training began and the status line was last shown
+  int64_t first_step_ = 1;
 };
 
 /// SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) ask for a checkpoint at the next step boundary and an orderly end; a

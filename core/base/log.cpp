@@ -1,5 +1,6 @@
 #include "core/base/log.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +20,15 @@ struct RankLog {
 thread_local RankLog rank_log;
 bool quiet_console = false;
 std::mutex console_mutex;
+int columns_of_terminal = 0;
+bool status_shown = false;
+constexpr const char* kEraseLine = "\r\033[K";
+
+// With console_mutex held.
+void erase_status() {
+  if (status_shown) std::fputs(kEraseLine, stdout);
+  status_shown = false;
+}
 
 void to_file(const char* level, const std::string& line) {
   if (!rank_log.file) return;
@@ -60,9 +70,28 @@ void set_quiet(bool quiet) {
   quiet_console = quiet;
 }
 
+void set_terminal_columns(int columns) {
+  columns_of_terminal = columns;
+}
+
+int terminal_columns() {
+  return columns_of_terminal;
+}
+
+void status(const std::string& line) {
+  if (rank_log.rank != 0 || quiet_console || columns_of_terminal <= 0) return;
+  const std::lock_guard lock(console_mutex);
+  erase_status();
+  // A full line would move some terminals to the next one.
+  std::fwrite(line.data(), 1, std::min(line.size(), static_cast<size_t>(columns_of_terminal - 1)), stdout);
+  status_shown = !line.empty();
+  std::fflush(stdout);
+}
+
 void info_line(const std::string& line) {
   if (rank_log.rank == 0 && !quiet_console) {
     const std::lock_guard lock(console_mutex);
+    erase_status();
     std::fprintf(stdout, "%s\n", line.c_str());
     std::fflush(stdout);
   }
@@ -72,6 +101,10 @@ void info_line(const std::string& line) {
 void warn_line(const std::string& line) {
   if (!quiet_console) {
     const std::lock_guard lock(console_mutex);
+    erase_status();
+    std::fflush(stdout);
+    // The status line of rank 0 may be on the terminal of this rank too.
+    if (columns_of_terminal > 0 && rank_log.rank != 0) std::fputs(kEraseLine, stderr);
     if (rank_log.world_size > 1) {
       std::fprintf(stderr, "[rank %d] warning: %s\n", rank_log.rank, line.c_str());
     } else {

@@ -16,6 +16,13 @@ void set_folder(const std::string& folder);
 /// No console output at all (tests).
 void set_quiet(bool quiet);
 
+/// Columns of the terminal that shows this process's output, for status(); 0, the default: there is none.
+void set_terminal_columns(int columns);
+int terminal_columns();
+/// On a terminal, and on rank 0: a line that the next one replaces, cut to the terminal's width; "" removes
+/// it.
+void status(const std::string& line);
+
 void info_line(const std::string& line);   // stdout, rank 0 only; rank file
 void warn_line(const std::string& line);   // stderr "warning: ...", any rank; rank file
 void debug_line(const std::string& line);  // rank file only

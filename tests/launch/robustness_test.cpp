@@ -102,7 +102,7 @@ TEST(Robustness, NotANumberIsPrintedWithoutSign) {
   StepMetrics m;
   m.loss = -std::numeric_limits<double>::quiet_NaN();
   m.grad_norm = m.loss;
-  EXPECT_EQ(step_line(m, 0).find("-nan"), std::string::npos);
+  EXPECT_EQ(StepTable(StepTableOptions{}).line(m, 0).find("-nan"), std::string::npos);
   EvalMetrics e;
   e.tokens = 1;
   e.loss = m.loss;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "tests/support/job.h"
 
 namespace shoal {
 
@@ -165,6 +166,37 @@ TEST_F(Scripts, QuickstartTakesTextFromAnyPathAsAQuotedOverride) {
   EXPECT_EQ(missing.status, 2);
   EXPECT_TRUE(contains(missing.output, "no file or folder 'nowhere.txt'")) << missing.output;
   EXPECT_EQ(run("RANKS=0 'my tree/launch/quickstart.sh'").status, 2);
+}
+
+TEST_F(Scripts, QuickstartAnswersCtrlCWithASaveAndCode130) {
+  pretend_tree();
+  stand_in("mpirun", R"([[ $1 != --version ]] || exec echo "mpirun (Open MPI) 4.1"
+trap 'echo saved; exit 0' USR1
+trap 'echo ended; exit 1' TERM
+trap 'echo killed by Ctrl-C; exit 1' INT
+[[ -z $STUBBORN ]] || trap 'touch ../asked' USR1
+touch ../training
+while true; do sleep 0.02; done)");
+  for (const bool stubborn : {false, true}) {
+    fs::remove(folder_ / "training");
+    testing::Job job({"bash", "-c",
+                      str("export PATH=\"$PWD/bin:$PATH\" STUBBORN=", stubborn ? "1" : "",
+                          "; exec 'my tree/launch/quickstart.sh'")},
+                     folder_);
+    ASSERT_TRUE(testing::wait_until([&] { return fs::exists(folder_ / "training"); })) << job.out_so_far();
+    job.signal(SIGINT);
+    if (stubborn) {  // the second one does not wait for the save
+      ASSERT_TRUE(testing::wait_until([&] { return fs::exists(folder_ / "asked"); }));
+      job.signal(SIGINT);
+    }
+    const testing::Ended ended = job.wait();
+    EXPECT_EQ(ended.code, stubborn ? 1 : 130) << ended.all();
+    EXPECT_TRUE(contains(ended.err, "saving at the end of this step")) << ended.err;
+    EXPECT_EQ(contains(ended.out, "the same command goes on"), !stubborn) << ended.out;
+    EXPECT_EQ(contains(ended.out, stubborn ? "ended" : "saved"), true) << ended.all();
+    EXPECT_FALSE(contains(ended.out, "[5/6]")) << ended.out;
+    EXPECT_TRUE(fs::is_empty(folder_ / "tmp")) << "a temporary file was left";
+  }
 }
 
 TEST_F(Scripts, QuickstartStopsAtTheFirstFailureAndShowsIt) {

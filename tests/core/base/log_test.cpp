@@ -24,6 +24,7 @@ class Log : public testing::Test {
     log::set_folder("");
     log::set_rank(0, 1);
     log::set_quiet(false);
+    log::set_terminal_columns(0);
     std::filesystem::remove_all(folder_);
   }
   // The lines of a rank's file without their time stamps.
@@ -62,6 +63,35 @@ TEST_F(Log, WarningsOfAnyRankGoToStderrWithTheRank) {
   log::set_rank(1, 2);
   log::warn("slow disk");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "warning: slow disk\n[rank 1] warning: slow disk\n");
+}
+
+TEST_F(Log, AStatusIsReplacedByTheNextLineAndFitsTheTerminal) {
+  testing::internal::CaptureStdout();
+  log::status("not on a terminal");
+  log::set_terminal_columns(8);
+  log::status("1234567890");
+  log::status("two");
+  log::info("line");
+  log::info("line");
+  log::status("three");
+  log::status("");
+  log::status("");
+  log::set_rank(1, 2);
+  log::status("of another rank");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "1234567\r\033[Ktwo\r\033[Kline\nline\nthree\r\033[K");
+}
+
+TEST_F(Log, AWarningErasesTheStatusFirst) {
+  log::set_terminal_columns(80);
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  log::status("step 1");
+  log::warn("slow disk");
+  log::set_rank(1, 2);
+  log::warn("slow disk");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "step 1\r\033[K");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "warning: slow disk\n\r\033[K[rank 1] warning: slow disk\n");
 }
 
 TEST_F(Log, QuietSilencesTheConsoleButNotTheFile) {
