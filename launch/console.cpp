@@ -80,8 +80,8 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   const int64_t state = local * (8 + engine.optimizer().state_bytes_per_element());
   std::string out = format("run        %s, step %ld of %ld\n", config.run_folder().c_str(),
                            static_cast<long>(step), static_cast<long>(config.run.steps));
-  out += format("model      %s, %s parameters (%s active per token, %s embedding)\n",
-                config.model.kind.c_str(), count(f.params_total).c_str(), count(f.params_active).c_str(),
+  out += format("model      %s, %s parameters, %s active, %s embedding\n", config.model.kind.c_str(),
+                count(f.params_total).c_str(), count(f.params_active).c_str(),
                 count(f.params_embedding).c_str());
   out += format("data       %s training windows of %ld tokens, vocabulary %ld\n",
                 count(data.train->samples_per_epoch()).c_str(), static_cast<long>(config.data.seq_len),
