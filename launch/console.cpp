@@ -52,15 +52,22 @@ std::string plural(int64_t number, const char* noun, const char* ending = "s") {
   return str(number, " ", noun, number == 1 ? "" : ending);
 }
 
-std::string batch_line(const TrainConfig& config, const TrainEngine& engine, const TrainData& data) {
+std::string data_line(const TrainConfig& config, const TrainData& data) {
+  const auto tokens = static_cast<double>(config.data.global_batch * config.data.seq_len * config.run.steps);
+  const auto per_epoch = static_cast<double>(data.train->samples_per_epoch() * config.data.seq_len);
+  std::string out =
+      format("%s training windows of %ld tokens", count(data.train->samples_per_epoch()).c_str(),
+             static_cast<long>(config.data.seq_len));
+  if (per_epoch > 0) out += format(" (%.2f epochs)", tokens / per_epoch);
+  return out + format(", vocabulary %ld", static_cast<long>(data.vocab_size));
+}
+
+std::string batch_line(const TrainConfig& config, const TrainEngine& engine) {
   const int64_t tokens_per_step = config.data.global_batch * config.data.seq_len;
-  const int64_t tokens = tokens_per_step * config.run.steps;
-  const int64_t per_epoch = data.train->samples_per_epoch() * config.data.seq_len;
   std::string out =
       format("%s = %s tokens per step; %s: %s tokens", plural(config.data.global_batch, "sequence").c_str(),
-             count(tokens_per_step).c_str(), plural(config.run.steps, "step").c_str(), count(tokens).c_str());
-  if (per_epoch > 0)
-    out += format(", %.2f epochs", static_cast<double>(tokens) / static_cast<double>(per_epoch));
+             count(tokens_per_step).c_str(), plural(config.run.steps, "step").c_str(),
+             count(tokens_per_step * config.run.steps).c_str());
   const int64_t micro = micro_batch_of(config, engine.mesh().layout());
   const int64_t num_micro = config.data.global_batch / (micro * engine.mesh().layout().dp);
   if (num_micro > 1)
@@ -83,10 +90,8 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   out += format("model      %s, %s parameters, %s active, %s embedding\n", config.model.kind.c_str(),
                 count(f.params_total).c_str(), count(f.params_active).c_str(),
                 count(f.params_embedding).c_str());
-  out += format("data       %s training windows of %ld tokens, vocabulary %ld\n",
-                count(data.train->samples_per_epoch()).c_str(), static_cast<long>(config.data.seq_len),
-                static_cast<long>(data.vocab_size));
-  out += "batch      " + batch_line(config, engine, data) + "\n";
+  out += "data       " + data_line(config, data) + "\n";
+  out += "batch      " + batch_line(config, engine) + "\n";
   out += format("layout     dp %d, ep %d, edp %d: %s of %s\n", l.dp, l.ep, l.edp,
                 plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
   out += format("precision  %s; weights, gradients and optimizer state: %s per rank\n",
@@ -104,9 +109,10 @@ std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_
   const int64_t steps = last_step - first_step + 1;
   return format("time       %s for %s, evaluation and saving included\n", human_duration(seconds).c_str(),
                 plural(steps, "step").c_str()) +
-         str("folder     ", run, ": checkpoints, metrics.jsonl, config.yaml, tokenizer.json\n",
-             "next       shoal generate ", run, " --prompt \"Your text\"\n", "           shoal report ", run,
-             "\n", "           shoal eval ", run);
+         str("folder     ", run, ": checkpoints, metrics.jsonl, config.yaml, tokenizer.json\n", "next       ",
+             program_invocation_name, " generate ", run, " --prompt \"Your text\"\n", "           ",
+             program_invocation_name, " report ", run, "\n", "           ", program_invocation_name, " eval ",
+             run);
 }
 
 std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size) {
