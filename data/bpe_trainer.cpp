@@ -17,28 +17,40 @@ const bool registered = TokenizerTrainerRegistry::add<BpeOptions>(
 
 }  // namespace
 
-BpeTrainer::BpeTrainer(const BpeOptions& options)
-    : options_(options), regex_(regex_from_name(options.regex)) {
-  auto& special = options_.special_tokens;
+namespace {
+
+/// With <|endoftext|>, which every vocabulary has.
+std::vector<std::string> with_end_of_document(std::vector<std::string> special) {
   if (std::find(special.begin(), special.end(), kEndOfDocumentText) == special.end()) {
     special.insert(special.begin(), kEndOfDocumentText);
   }
+  return special;
+}
+
+}  // namespace
+
+std::string BpeOptions::conflict() const {
+  const std::vector<std::string> special = with_end_of_document(special_tokens);
   auto sorted = special;
   std::sort(sorted.begin(), sorted.end());
-  if (sorted.front().empty())
-    throw UsageError("bpe special_tokens: expected texts that are not empty, got \"\"");
+  if (sorted.front().empty()) return "special_tokens: expected texts that are not empty, got \"\"";
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) throw UsageError(str("bpe special_tokens: '", *twice, "' is listed twice"));
+  if (twice != sorted.end()) return str("special_tokens: '", *twice, "' is listed twice");
   for (const auto& text : special) {
-    if (valid_utf8_prefix(text) != text.size() || text.find('\0') != std::string::npos) {
-      throw UsageError(str("bpe special_tokens: expected valid UTF-8 without NUL, got '", text, "'"));
-    }
+    if (valid_utf8_prefix(text) != text.size() || text.find('\0') != std::string::npos)
+      return str("special_tokens: expected valid UTF-8 without NUL, got '", text, "'");
   }
   const auto least = static_cast<int64_t>(special.size()) + 256;
-  if (options.vocab_size < least) {
-    throw UsageError(str("bpe vocab_size: expected at least ", least, " (", special.size(),
-                         " special tokens + 256 bytes), got ", options.vocab_size));
-  }
+  if (vocab_size >= least) return "";
+  return str("vocab_size: expected at least ", least, " (", special.size(),
+             " special tokens + 256 bytes), got ", vocab_size);
+}
+
+BpeTrainer::BpeTrainer(const BpeOptions& options)
+    : options_(options), regex_(regex_from_name(options.regex)) {
+  const std::string problem = options.conflict();
+  if (!problem.empty()) throw UsageError("bpe " + problem);
+  options_.special_tokens = with_end_of_document(std::move(options_.special_tokens));
 }
 
 void BpeTrainer::add(std::span<const std::string_view> texts) {

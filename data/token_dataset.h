@@ -28,7 +28,8 @@ struct SplitOptions {
     v("split", split, "how validation data is held out: whole documents, or the tail of the token stream",
       one_of({"auto", "documents", "tail"}));
     v("val_fraction", val_fraction, "share of the data held out for validation", in_range(0, 0.9));
-    v("val_documents", val_documents, "number of documents held out; 0: use val_fraction", at_least(0));
+    v("val_documents", val_documents, "number of documents held out; 0: use val_fraction",
+      in_range(0, kMaxCount));
   }
 };
 

@@ -102,14 +102,18 @@ struct BpeOptions final : Options {
     v("vocab_size", vocab_size, "number of tokens: special tokens + 256 bytes + merges",
       in_range(257, 1 << 24));
     v("regex", regex, "how text is cut before merging", one_of({"gpt2", "llama3"}));
-    v("min_frequency", min_frequency, "pairs seen less often are not merged", at_least(0));
-    v("special_tokens", special_tokens, "special tokens after <|endoftext|>, which is always id 0");
+    v("min_frequency", min_frequency, "pairs seen less often are not merged", in_range(0, kMaxCount));
+    v("special_tokens", special_tokens, "special tokens after <|endoftext|>, which is always id 0",
+      not_empty());
   }
+  std::string conflict() const override;
 };
 
 struct TokenizerFileOptions final : Options {
   std::string path;
-  void fields(FieldVisitor& v) override { v("path", path, "a tokenizer.json, or a folder that holds one"); }
+  void fields(FieldVisitor& v) override {
+    v("path", path, "a tokenizer.json, or a folder that holds one", not_empty());
+  }
 };
 
 }  // namespace shoal

@@ -1,6 +1,7 @@
 // shoal eval, shoal generate.
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -28,15 +29,63 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
   command.add_option("settings", arguments.settings, "key=value pairs that override the run's config");
   command.add_option("--step", arguments.step, "checkpoint of this step; default: the newest")
       ->check(number_in(0, 1e18));
-  command.allow_extras();
+}
+
+const RunUse kEvalUse{"eval",
+                      {"run.threads", "run.device", "run.dtype", "model", "data", "parallel.dp",
+                       "parallel.ep", "parallel.dispatcher", "eval.samples"}};
+const RunUse kGenerateUse{
+    "generate",
+    {"run.threads", "run.device", "run.dtype", "model", "parallel.dp", "parallel.ep", "parallel.dispatcher"}};
+
+/// Losses on tokens of another tokenizer mean nothing: a config that asks for one is refused, and other text
+/// is encoded with the run's own, beside the data of the training, before anything is prepared.
+void keep_tokenizer(TrainedRun& run) {
+  TrainConfig& config = run.loaded.config;
+  const std::string own = run_tokenizer_path(run.folder), stored = run.folder + "/config.yaml";
+  if (config.data.text.empty() || !std::filesystem::exists(own) || !std::filesystem::exists(stored)) return;
+  const LoadedConfig trained = load_train_config(stored, {}, 0);
+  const auto before = flat_settings(to_yaml(trained.config)), now = flat_settings(to_yaml(config));
+  const auto same = [&](const std::string& prefix) {
+    const auto part = [&](const std::map<std::string, std::string>& all) {
+      std::map<std::string, std::string> out;
+      for (const auto& entry : all) {
+        if (entry.first.starts_with(prefix)) out.insert(entry);
+      }
+      return out;
+    };
+    return part(before) == part(now);
+  };
+  const bool same_text = same("data.text") && same("data.extensions") && same("data.documents");
+  Choice& tokenizer = config.data.prepare.tokenizer;
+  if (!same("data.tokenizer")) {
+    const bool equal =
+        tokenizer.kind == "file" && TokenizerTrainerRegistry::make(tokenizer)->train().tokenizer->to_json() ==
+                                        load_tokenizer(own)->to_json();
+    if (!equal)
+      throw UsageError(
+          str("config data.tokenizer (", origin_of(run.loaded.tree, "data.tokenizer").text(),
+              "): expected the run's own tokenizer (", own,
+              "), because losses with another one would mean nothing; leave data.tokenizer out"));
+  } else if (same_text) {
+    return;
+  } else {
+    auto file = std::make_shared<TokenizerFileOptions>();
+    file->path = own;
+    tokenizer = Choice{"file", file};
+  }
+  if (!same("data.prepared")) return;
+  config.data.prepared += "-eval";
+  config.data.prepare.output = config.data.prepared;
 }
 
 int eval(const CLI::App& command, const RunArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
   return run_world([&](const std::shared_ptr<Communicator>& world) {
-    TrainedRun run = open_run(arguments.run, overrides, world->size());
+    TrainedRun run = open_run(arguments.run, overrides, world->size(), kEvalUse);
     check_kernel_choice();
     apply_threads(run.loaded.config);
+    keep_tokenizer(run);
     const TrainData data = open_data(run.loaded.config, run.loaded.tree, *world);
     if (open_tokenizer(run)->to_json() != data.tokenizer->to_json()) {
       throw UsageError(str("eval ", run.folder,
@@ -61,7 +110,7 @@ struct GenerateArguments : RunArguments {
 int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
   return run_world([&](const std::shared_ptr<Communicator>& world) {
-    TrainedRun run = open_run(arguments.run, overrides, world->size());
+    TrainedRun run = open_run(arguments.run, overrides, world->size(), kGenerateUse);
     check_kernel_choice();
     apply_threads(run.loaded.config);
     const auto tokenizer = open_tokenizer(run);
@@ -95,6 +144,13 @@ int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
 void add_eval_command(CLI::App& app, CommandAction& action) {
   CLI::App* command =
       app.add_subcommand("eval", "Loss of a trained model on its held-out data, under any number of ranks");
+  add_help(
+      *command,
+      "Other text than the run's is encoded with the run's tokenizer; overrides that change nothing here "
+      "are refused.",
+      "  shoal eval runs/quickstart\n"
+      "  shoal eval runs/quickstart --step 400 eval.samples=0\n"
+      "  shoal eval runs/quickstart data.text=[other.txt]");
   auto arguments = std::make_shared<RunArguments>();
   add_run_arguments(*command, *arguments);
   command->callback([=, &action] { action = [=] { return eval(*command, *arguments); }; });
@@ -102,6 +158,9 @@ void add_eval_command(CLI::App& app, CommandAction& action) {
 
 void add_generate_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt with a trained model");
+  add_help(
+      *command, "Overrides that change nothing here are refused.",
+      "  shoal generate runs/quickstart --prompt \"The function returns\" --temperature 0.8 --top-p 0.9");
   auto a = std::make_shared<GenerateArguments>();
   add_run_arguments(*command, *a);
   SamplingOptions& sampling = a->options.sampling;

@@ -8,33 +8,68 @@
 #include <fstream>
 #include <string_view>
 
+#include "core/base/config_fields.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "core/ops/linear.h"
 #include "core/tensor/kernel.h"
+#include "launch/memory.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
 
+namespace {
+
+[[noreturn]] void refuse_argument(const CLI::App& command, const std::string& given, const char* fix) {
+  const std::string argument = given.substr(0, given.find('='));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  throw UsageError(str("shoal ", command.get_name(), ": unknown argument '", argument, "'",
+                       suggest(argument, known), fix, "; see shoal ", command.get_name(), " --help"));
+}
+
+/// "--model.layers=4" and "--model={...}" are settings, "--tokns=4" is a mistyped option.
+bool is_setting(const std::string& argument) {
+  const size_t equals = argument.find('=');
+  if (equals == std::string::npos) return false;
+  const std::string name = argument.substr(0, equals);
+  if (!name.starts_with('-') || name.find('.') != std::string::npos) return true;
+  TrainConfig config;
+  config.model.options = ModelRegistry::instance().make_options(config.model.kind);
+  const auto sections = describe_fields([&](FieldVisitor& v) { config.fields(v); });
+  return std::ranges::any_of(sections, [&](const FieldInfo& f) { return "--" + f.key == name; });
+}
+
+}  // namespace
+
 std::vector<std::string> overrides_from(const CLI::App& command, const std::vector<std::string>& positional) {
+  constexpr const char* kFix = "; settings are given as key=value";
   std::vector<std::string> overrides;
   auto take = [&](const std::string& argument) {
-    if (argument.find('=') != std::string::npos) {
-      overrides.push_back(argument);
-      return;
-    }
-    std::vector<std::string> known;
-    for (const CLI::Option* option : command.get_options()) known.push_back(option->get_name());
-    throw UsageError(str("shoal ", command.get_name(), ": unknown argument '", argument, "'",
-                         suggest(argument, known), "; settings are given as key=value"));
+    if (!is_setting(argument)) refuse_argument(command, argument, kFix);
+    overrides.push_back(argument);
   };
   // An unknown option before what may be its value: the option is the mistake.
   for (const std::string& argument : command.remaining()) {
-    if (argument.find('=') == std::string::npos) take(argument);
+    if (!is_setting(argument)) take(argument);
   }
   for (const std::string& argument : positional) take(argument);
   for (const std::string& argument : command.remaining()) take(argument);
   return overrides;
+}
+
+void refuse_extras(const CLI::App& command) {
+  for (const std::string& argument : command.remaining()) refuse_argument(command, argument, "");
+}
+
+void add_help(CLI::App& command, const std::string& notes, const std::string& examples) {
+  constexpr const char* kExitCodes =
+      "Exit codes: 0 done, or saved on request; 1 failure at run time; 2 wrong command, config or input.";
+  command.footer(str(notes, notes.empty() ? "" : "\n\n", "Examples:\n", examples, "\n\n", kExitCodes));
+  command.allow_extras();  // what is not known is refused with a suggestion when the command runs
 }
 
 CLI::Validator number_in(double low, double high) {
@@ -51,6 +86,9 @@ CLI::Validator number_in(double low, double high) {
 }
 
 void check_kernel_choice() {
+  // The first product chooses the engine.
+  const Tensor one = Tensor::zeros({1, 1}, DType::f32);
+  gemm(Device{}, Gemm{}, one, one, Tensor::zeros({1, 1}, DType::f32));
   const char* wanted = std::getenv("SHOAL_CPU_ISA");
   const std::string chosen = cpu_isa_name(cpu_isa());
   if (wanted == nullptr || *wanted == '\0' || chosen == wanted) return;
@@ -67,6 +105,8 @@ void apply_threads(const TrainConfig& config) {
 }
 
 namespace {
+
+const Choice kIdleOptimizer{"sgd", nullptr};
 
 /// Evaluation and generation have no global batch, so any number of ranks will do.
 void free_batch(LoadedConfig& loaded, int world_size) {
@@ -85,7 +125,27 @@ void free_batch(LoadedConfig& loaded, int world_size) {
 
 }  // namespace
 
-TrainedRun open_run(const std::string& run, const std::vector<std::string>& given, int world_size) {
+void refuse_idle_overrides(const std::string& command, const std::vector<std::string>& overrides,
+                           const std::vector<std::string>& used) {
+  if (overrides.empty()) return;
+  ConfigErrors errors;
+  ConfigNode tree;
+  for (const std::string& assignment : overrides) apply_override(tree, assignment, errors);
+  if (!errors.empty()) return;  // reported with the rest of the config
+  std::vector<std::string> idle;
+  for (const auto& [key, value] : flat_settings(tree)) {
+    const auto covers = [&, &key = key](const std::string& prefix) {
+      return (key + ".").starts_with(prefix + ".");
+    };
+    if (std::ranges::none_of(used, covers)) idle.push_back(key);
+  }
+  if (!idle.empty())
+    throw UsageError(str("shoal ", command, ": ", join(idle, ", "), idle.size() == 1 ? " has" : " have",
+                         " no effect here; keys that have: ", join(used, ", ")));
+}
+
+TrainedRun open_run(const std::string& run, const std::vector<std::string>& given, int world_size,
+                    const RunUse& use) {
   namespace fs = std::filesystem;
   TrainedRun out;
   // Checkpoints load under any layout; neither the training's layout nor its batch need fit this number of
@@ -108,8 +168,12 @@ TrainedRun open_run(const std::string& run, const std::vector<std::string>& give
           str("run '", run, "': there is no config.yaml in it; is this the folder of a training run?"));
     }
     out.loaded = load_train_config(config, overrides, 0);
+    refuse_idle_overrides(use.command, given, use.keys);
   } else {
     out.loaded = load_train_config(run, overrides, 0);
+    std::vector<std::string> keys = use.keys;
+    keys.insert(keys.end(), {"run.name", "run.folder"});  // they say which run
+    refuse_idle_overrides(use.command, given, keys);
     out.folder = out.loaded.config.run_folder();
   }
   free_batch(out.loaded, world_size);
@@ -129,12 +193,18 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   const std::optional<LoadedCheckpoint> found = store.find(step);
   if (!found)
     throw UsageError(str("run '", run.folder, "': it has no checkpoint yet; train it first (`shoal train`)"));
+  // The engine has gradients and the state of its optimizer even where they are not used.
+  TrainConfig needed = config;
+  needed.optim.optimizer = kIdleOptimizer;
+  MemoryEstimate memory = estimate_memory(needed, layout_of(config, world->size()), vocab_size);
+  memory.activations = 0;  // without backward next to none are kept
+  require_memory(run.loaded, memory, *world);
   TrainedModel out;
   out.step = found->step;
   out.mesh = std::make_unique<Mesh>(world, layout_of(config, world->size()));
   EngineOptions options;
   options.model = config.model;
-  options.optimizer = Choice{"sgd", nullptr};
+  options.optimizer = kIdleOptimizer;
   options.dispatcher = config.parallel.dispatcher;
   options.vocab_size = vocab_size;
   options.seq_len = config.data.seq_len;

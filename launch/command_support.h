@@ -15,11 +15,16 @@ namespace shoal {
 /// nearest option.
 std::vector<std::string> overrides_from(const CLI::App& command, const std::vector<std::string>& positional);
 
+/// UsageError with the nearest option when CLI11 left anything over, for commands without settings.
+void refuse_extras(const CLI::App& command);
+/// The end of `--help`: notes ("" for none), examples (one or more lines), exit codes.
+void add_help(CLI::App& command, const std::string& notes, const std::string& examples);
+
 /// A check for a command-line option: a finite number from `low` to `high`.
 CLI::Validator number_in(double low, double high);
 
-/// UsageError when SHOAL_CPU_ISA names kernels that this CPU or this program does not have. The kernels
-/// themselves are chosen before main, where nothing can be reported.
+/// UsageError when SHOAL_CPU_ISA names kernels, or SHOAL_GEMM an engine, that this CPU or this program does
+/// not have. The kernels themselves are chosen before main, where nothing can be reported.
 void check_kernel_choice();
 
 /// Threads per rank: run.threads, or the cores of this host divided by its ranks.
@@ -31,8 +36,18 @@ struct TrainedRun {
   LoadedConfig loaded;
   std::string folder;
 };
+/// Which keys a command makes use of; overrides of others are a UsageError. Sections stand for all their
+/// keys.
+struct RunUse {
+  std::string command;
+  std::vector<std::string> keys;
+};
 /// `world_size` >= 1.
-TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size);
+TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size,
+                    const RunUse& use);
+/// UsageError naming the keys of `overrides` that are not in `used`.
+void refuse_idle_overrides(const std::string& command, const std::vector<std::string>& overrides,
+                           const std::vector<std::string>& used);
 
 /// The tokenizer that the run was trained with: a copy in its folder, else the one of the prepared data.
 std::unique_ptr<Tokenizer> open_tokenizer(const TrainedRun& run);

@@ -1,12 +1,14 @@
 // shoal config, shoal inspect, shoal report, shoal --version: no ranks, no training.
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 
 #include "core/base/text.h"
 #include "core/tensor/kernel.h"
 #include "launch/checkpoint.h"
 #include "launch/command_support.h"
 #include "launch/commands.h"
+#include "launch/memory.h"
 #include "launch/report.h"
 #include "parallel/bootstrap.h"
 #include "version.h"
@@ -14,6 +16,7 @@
 namespace shoal {
 
 std::string version_text() {
+  check_kernel_choice();
   return str("shoal ", SHOAL_VERSION, " (revision ", SHOAL_REVISION, ")\n", "compiler  ", SHOAL_COMPILER,
              "\nmpi       ", mpi_library_version(), "\nhdf5      ", SHOAL_HDF5_VERSION, "\ncuda      ",
              SHOAL_CUDA_VERSION, "\nnccl      none\ncpu       ", cpu_isa_name(cpu_isa()), " kernels");
@@ -37,6 +40,26 @@ std::string settings_below(const TrainConfig& config, const std::string& key, co
   return out.empty() ? out : str("in ", file, ":\n", out);
 }
 
+/// A comment under the printed config. Without --world: for as few ranks as the layout needs.
+std::string memory_line(const LoadedConfig& loaded, int world) {
+  const ParallelOptions& parallel = loaded.config.parallel;
+  if (world <= 0) world = static_cast<int>(std::lcm(parallel.dp.value_or(1), parallel.ep.value_or(1)));
+  ConfigErrors errors;
+  const TrainConfig& config = loaded.config;
+  const LayoutFacts facts{world, config.model_options().num_experts(), config.data.global_batch,
+                          config.data.micro_batch.value_or(0)};
+  const ParallelLayout layout = resolve_layout(parallel, facts, loaded.tree, errors);
+  if (!errors.empty()) return "";  // no layout without --world
+  const MemoryEstimate estimate = estimate_memory(config, layout, expected_vocab_size(config));
+  const double available = available_memory();
+  std::string line =
+      str("# memory per rank, with ", world, world == 1 ? " rank: " : " ranks: ", estimate.text(), "\n");
+  if (estimate.total() > available)
+    line +=
+        str("# more than the ", human_bytes(static_cast<int64_t>(available)), " available on this machine\n");
+  return line;
+}
+
 int show_config(const CLI::App& command, const ConfigCommand& arguments) {
   TrainConfig defaults;
   defaults.model.options = ModelRegistry::instance().make_options(defaults.model.kind);
@@ -57,7 +80,8 @@ int show_config(const CLI::App& command, const ConfigCommand& arguments) {
                                           static_cast<int>(arguments.world));
   if (explanation.empty()) {
     auto resolved = [&](FieldVisitor& v) { loaded.config.fields(v); };
-    explanation = print_fields(resolved, &loaded.tree);
+    explanation =
+        print_fields(resolved, &loaded.tree) + memory_line(loaded, static_cast<int>(arguments.world));
   } else {
     explanation += settings_below(loaded.config, arguments.explain, arguments.file);
   }
@@ -101,19 +125,27 @@ int inspect(const std::string& target, bool tensors, bool verify) {
 
 void add_config_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand("config", "Check and print a config, with the origin of each value");
+  add_help(*command, "",
+           "  shoal config exp.yaml optim.learning_rate=1e-3 --world 8\n"
+           "  shoal config --explain model.moe.router\n"
+           "  shoal config --schema > shoal.schema.json");
   auto a = std::make_shared<ConfigCommand>();
   command->add_option("file", a->file, "experiment file (YAML)");
   command->add_option("settings", a->settings, "key=value pairs that override the file");
   command->add_flag("--schema", a->schema, "print a JSON Schema of the config");
-  command->add_option("--explain", a->explain, "documentation of one key, e.g. model.moe.router");
-  command->add_option("--world", a->world, "check the layout for this number of ranks")
-      ->check(number_in(0, 1 << 20));
-  command->allow_extras();
+  command->add_option("--explain", a->explain,
+                      "print only the documentation of one key, e.g. model.moe.router; default: the config");
+  command->add_option("--world", a->world, "check the layout for this number of ranks; 0: do not")
+      ->check(number_in(0, 1 << 20))
+      ->capture_default_str();
   command->callback([=, &action] { action = [=] { return show_config(*command, *a); }; });
 }
 
 void add_inspect_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand("inspect", "List checkpoints and their tensors, verify checksums");
+  add_help(*command, "A damaged checkpoint is exit code 1.",
+           "  shoal inspect runs/quickstart\n"
+           "  shoal inspect runs/quickstart/checkpoints/step-000000200 --tensors");
   auto path = std::make_shared<std::string>();
   auto tensors = std::make_shared<bool>(false);
   auto quick = std::make_shared<bool>(false);
@@ -121,17 +153,24 @@ void add_inspect_command(CLI::App& app, CommandAction& action) {
       ->required();
   command->add_flag("--tensors", *tensors, "list the tensors of the newest one");
   command->add_flag("--no-verify", *quick, "do not read the data");
-  command->callback([=, &action] { action = [=] { return inspect(*path, *tensors, !*quick); }; });
+  command->callback([=, &action] {
+    action = [=] {
+      refuse_extras(*command);
+      return inspect(*path, *tensors, !*quick);
+    };
+  });
 }
 
 void add_report_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand("report", "One HTML page about one or more runs");
+  add_help(*command, "", "  shoal report runs/quickstart\n  shoal report runs/one runs/two -o compare.html");
   auto runs = std::make_shared<std::vector<std::string>>();
   auto output = std::make_shared<std::string>();
   command->add_option("runs", *runs, "run folders")->required();
   command->add_option("-o,--output", *output, "HTML file; default: report.html in the first run's folder");
   command->callback([=, &action] {
     action = [=] {
+      refuse_extras(*command);
       const std::filesystem::path file = output->empty()
                                              ? std::filesystem::path(runs->front()) / "report.html"
                                              : std::filesystem::path(*output);

@@ -3,6 +3,7 @@
 #include "launch/command_support.h"
 #include "launch/commands.h"
 #include "launch/console.h"
+#include "launch/memory.h"
 #include "launch/terminal.h"
 #include "parallel/bootstrap.h"
 
@@ -20,7 +21,6 @@ std::shared_ptr<ConfigArguments> add_config_arguments(CLI::App& command) {
   command.add_option("config", arguments->config, "experiment file (YAML)")->required();
   command.add_option("settings", arguments->settings,
                      "key=value pairs that override the file, e.g. optim.learning_rate=3e-4");
-  command.allow_extras();
   return arguments;
 }
 
@@ -30,6 +30,7 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
     LoadedConfig loaded = load_train_config(arguments.config, overrides, world->size());
     check_kernel_choice();
     apply_threads(loaded.config);
+    require_memory(loaded, *world);  // before the run's folder is made
     log::set_folder(loaded.config.run_folder());
     log::set_terminal_columns(terminal_columns());
     Trainer trainer(std::move(loaded), world);
@@ -44,9 +45,9 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
 void add_train_command(CLI::App& app, CommandAction& action) {
   CLI::App* command =
       app.add_subcommand("train", "Train a model, from the newest checkpoint if there is one");
-  command->footer(
-      "Run it under mpirun or srun to use several ranks: mpirun -n 2 shoal train exp.yaml parallel.ep=2\n"
-      "SIGTERM, SIGUSR1 or Ctrl-C saves at the next step boundary and exits with 0.");
+  add_help(*command, "SIGTERM, SIGUSR1 or Ctrl-C saves at the next step boundary and exits with 0.",
+           "  shoal train configs/quickstart.yaml run.steps=200\n"
+           "  mpirun -n 2 shoal train exp.yaml parallel.ep=2   (or srun: several ranks)");
   auto arguments = add_config_arguments(*command);
   command->callback([=, &action] { action = [=] { return train(*command, *arguments); }; });
 }
@@ -54,11 +55,13 @@ void add_train_command(CLI::App& app, CommandAction& action) {
 void add_prepare_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand(
       "prepare", "Train the tokenizer and encode the text of a config (train does it too)");
+  add_help(*command, "", "  shoal prepare configs/quickstart.yaml data.text=[notes.txt]");
   auto arguments = add_config_arguments(*command);
   command->callback([=, &action] {
     action = [=] {
       const LoadedConfig loaded =
           load_train_config(arguments->config, overrides_from(*command, arguments->settings), 0);
+      check_kernel_choice();
       apply_threads(loaded.config);
       log::set_terminal_columns(terminal_columns());
       open_data(loaded.config, loaded.tree, *make_single_communicator());

@@ -14,6 +14,9 @@ int main(int argc, char** argv) {
       "Start with: mpirun -n 2 shoal train configs/quickstart.yaml"};
   app.set_version_flag("--version", version_text);
   app.require_subcommand(1);
+  app.footer(
+      "`shoal COMMAND --help` shows the options of a command, with examples.\n"
+      "Exit codes: 0 done, or saved on request; 1 failure at run time; 2 wrong command, config or input.");
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
     return str("error: ", e.what(), "\nRun with --help for more information.\n");
   });
@@ -27,23 +30,24 @@ int main(int argc, char** argv) {
   add_config_command(app, action);
 
   // CLI11 knows no suggestions.
-  if (argc > 1 && argv[1][0] != '-') {
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (argc > 1) {
+    const bool option = argv[1][0] == '-';
+    std::vector<std::string> names, commands;
+    for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
+    if (option) names = {"--help", "-h", "--version"};
+    if (!option) names = commands;
     if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
-      std::fprintf(stderr, "error: unknown command '%s'%s; commands: %s\n", argv[1],
-                   suggest(argv[1], names).c_str(), join(names, ", ").c_str());
+      std::fprintf(stderr, "error: unknown %s '%s'%s; commands: %s\n", option ? "option" : "command", argv[1],
+                   suggest(argv[1], names).c_str(), join(commands, ", ").c_str());
       return static_cast<int>(ExitCode::usage);
     }
   }
   try {
     app.parse(argc, argv);
+    report_truncated_maps();
+    return action();
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::usage);
-  }
-  report_truncated_maps();
-  try {
-    return action();
   } catch (const Error& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return static_cast<int>(e.code());

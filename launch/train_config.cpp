@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 
+#include "core/base/text.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 
@@ -15,10 +16,11 @@ constexpr double kMaxRows = 1 << 30;  // the product of two stays far below 2^63
 
 void RunOptions::fields(FieldVisitor& v) {
   v("name", name, "name of the run; default: the config file's name");
-  v("folder", folder, "runs are stored in <folder>/<name>");
-  v("steps", steps, "optimizer steps of the whole training; 0: only evaluate and save", at_least(0));
+  v("folder", folder, "runs are stored in <folder>/<name>", not_empty());
+  v("steps", steps, "optimizer steps of the whole training; 0: only evaluate and save",
+    in_range(0, kMaxCount));
   v("seed", seed, "of weights (data order has its own: data.loader.seed)", at_least(0));
-  v("log_every", log_every, "steps between lines of the log", at_least(1));
+  v("log_every", log_every, "steps between lines of the log", in_range(1, kMaxCount));
   v("resume", resume,
     "auto: from the newest good checkpoint if there is one; required: fail without one; never: refuse to "
     "start in a folder that has checkpoints",
@@ -31,15 +33,15 @@ void RunOptions::fields(FieldVisitor& v) {
 }
 
 void SourceOptions::fields(FieldVisitor& v) {
-  v("path", path, "folder written by `shoal prepare`");
-  v("weight", weight, "share of the samples, relative to the other sources", at_least(0));
+  v("path", path, "folder written by `shoal prepare`", not_empty());
+  v("weight", weight, "share of the samples, relative to the other sources", in_range(0, kMaxFactor));
 }
 
 void DataOptions::fields(FieldVisitor& v) {
-  v("text", text, "text files and folders to train on; they are prepared on the first run");
+  v("text", text, "text files and folders to train on; they are prepared on the first run", not_empty());
   v("sources", sources, "prepared datasets to blend, instead of text; the first one's tokenizer is used");
   v("prepared", prepared, "where prepared text is kept; default: <run.folder>/data/<run.name>");
-  v("extensions", prepare.extensions, "endings of the files taken from folders");
+  v("extensions", prepare.extensions, "endings of the files taken from folders", not_empty());
   v("documents", prepare.documents,
     "what one document is: a file, the lines between blank lines, or a JSONL line; auto: jsonl for *.jsonl, "
     "else file",
@@ -56,23 +58,25 @@ void DataOptions::fields(FieldVisitor& v) {
 }
 
 void OptimOptions::fields(FieldVisitor& v) {
-  v("learning_rate", learning_rate, "peak of the schedule", greater_than(0));
-  v("clip_norm", clip_norm, "the gradient is scaled down to this global norm; 0: never", at_least(0));
+  v("learning_rate", learning_rate, "peak of the schedule", in_range(kMinFactor, kMaxFactor));
+  v("clip_norm", clip_norm, "the gradient is scaled down to this global norm; 0: never",
+    in_range(0, kMaxFactor));
   v.choice("optimizer", optimizer, OptimizerRegistry::instance(), "update rule");
   v.choice("schedule", schedule, ScheduleRegistry::instance(), "learning rate over the steps");
 }
 
 void EvalOptions::fields(FieldVisitor& v) {
-  v("every", every, "steps between evaluations on held-out data; 0: off", at_least(0));
-  v("samples", samples, "held-out sequences per evaluation, always the same ones; 0: all", at_least(0));
+  v("every", every, "steps between evaluations on held-out data; 0: off", in_range(0, kMaxCount));
+  v("samples", samples, "held-out sequences per evaluation, always the same ones; 0: all",
+    in_range(0, kMaxCount));
   v("at_end", at_end, "evaluate after the last step");
 }
 
 void SaveOptions::fields(FieldVisitor& v) {
-  v("every", every, "steps between checkpoints; 0: off", at_least(0));
-  v("keep_last", keep_last, "older checkpoints are removed; 0: keep all", at_least(0));
+  v("every", every, "steps between checkpoints; 0: off", in_range(0, kMaxCount));
+  v("keep_last", keep_last, "older checkpoints are removed; 0: keep all", in_range(0, kMaxCount));
   v("keep_every", keep_every, "checkpoints of steps that are multiples of this are kept for good; 0: none",
-    at_least(0));
+    in_range(0, kMaxCount));
   v("at_end", at_end, "save after the last step");
 }
 
@@ -125,6 +129,27 @@ void check_data(const TrainConfig& config, const ConfigNode& tree, ConfigErrors&
   }
 }
 
+void check_run(const TrainConfig& config, const ConfigNode& tree, ConfigErrors& errors) {
+  const std::string& name = config.run.name;
+  constexpr size_t kMaxNameBytes = 200;  // file systems allow 255, and some names get an ending
+  const bool odd =
+      std::ranges::any_of(name, [](char c) { return c == '/' || (c >= 0 && c < ' ') || c == 127; });
+  if (odd || name == "." || name == ".." || name.size() > kMaxNameBytes) {
+    errors.add(
+        "run.name", origin_of(tree, "run.name"),
+        str("expected a plain folder name of at most ", kMaxNameBytes, " bytes, got '", shown(name), "'"));
+  }
+  const double tokens = static_cast<double>(config.run.steps) *
+                        static_cast<double>(config.data.global_batch) *
+                        static_cast<double>(config.data.seq_len);
+  constexpr double kMaxTokens = 9e18;  // they are counted in 64 bits
+  if (tokens > kMaxTokens) {
+    errors.add("run.steps", origin_of(tree, "run.steps"),
+               str("steps x data.global_batch x data.seq_len is ", tokens, " tokens, expected at most ",
+                   kMaxTokens, "; lower one of them"));
+  }
+}
+
 bool mentions(const ConfigErrors& errors, const std::string& start) {
   return std::ranges::any_of(errors.messages(), [&](const std::string& m) { return m.starts_with(start); });
 }
@@ -138,15 +163,12 @@ LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_
   parse_fields(
       loaded.tree, "", [&](FieldVisitor& v) { config.fields(v); }, errors);
   if (config.run.name.empty()) config.run.name = default_name;
-  if (config.run.name.find('/') != std::string::npos || config.run.name == "." || config.run.name == "..") {
-    errors.add("run.name", origin_of(loaded.tree, "run.name"),
-               str("expected a plain folder name, got '", config.run.name, "'"));
-  }
+  check_run(config, loaded.tree, errors);
   if (config.data.prepared.empty()) config.data.prepared = config.run.folder + "/data/" + config.run.name;
   config.data.prepare.text = config.data.text;
   config.data.prepare.output = config.data.prepared;
   // A file that could not be read has no data section to complain about.
-  if (readable && !mentions(errors, "config data.")) check_data(config, loaded.tree, errors);
+  if (readable && !mentions(errors, "config data")) check_data(config, loaded.tree, errors);
   // Cross-field rules are only meaningful on values that are fine by themselves.
   if (errors.empty()) {
     config.model_options().check("model", loaded.tree, errors);
@@ -233,12 +255,17 @@ bool may_differ(const std::string& key) {
 
 }  // namespace
 
+std::map<std::string, std::string> flat_settings(const ConfigNode& tree) {
+  std::map<std::string, std::string> settings;
+  flatten(tree, "", settings);
+  return settings;
+}
+
 std::map<std::string, std::string> flat_settings(const std::string& yaml) {
   ConfigErrors errors;
-  std::map<std::string, std::string> settings;
-  flatten(load_yaml_text(yaml, "resolved config", errors), "", settings);
+  const ConfigNode tree = load_yaml_text(yaml, "resolved config", errors);
   errors.throw_if_any();
-  return settings;
+  return flat_settings(tree);
 }
 
 ConfigChanges compare_configs(const std::string& old_yaml, const std::string& new_yaml) {

@@ -102,6 +102,7 @@ std::string to_yaml(const TrainConfig& config);
 
 /// Dotted keys and values of a YAML text.
 std::map<std::string, std::string> flat_settings(const std::string& yaml);
+std::map<std::string, std::string> flat_settings(const ConfigNode& tree);
 
 /// Keys whose values differ, "key: old -> new", split by whether a resumed run may differ in them.
 struct ConfigChanges {

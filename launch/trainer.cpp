@@ -14,6 +14,7 @@
 #include "core/base/threads.h"
 #include "core/ops/linear.h"
 #include "launch/console.h"
+#include "launch/memory.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -52,6 +53,7 @@ Trainer::Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world)
       world_(std::move(world)),
       metrics_(std::filesystem::path(config_.run_folder()) / "metrics.jsonl"),
       table_(step_table_options(config_, log::terminal_columns())) {
+  require_memory(loaded_, *world_);
   lock_folder();
   build();
   restore();
@@ -81,6 +83,7 @@ void Trainer::build() {
   device_runtime(device_.type);  // fails with a clear text when this build has no such device
   const ParallelLayout layout = layout_of(config_, world_->size());
   data_ = open_data(config_, loaded_.tree, *world_);
+  require_memory(loaded_, estimate_memory(config_, layout, data_.vocab_size), *world_);
   mesh_ = std::make_unique<Mesh>(world_, layout);
   micro_batch_ = micro_batch_of(config_, layout);
   num_micro_batches_ = config_.data.global_batch / (micro_batch_ * layout.dp);

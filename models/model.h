@@ -66,6 +66,8 @@ struct MoeStepStats {
 struct ModelFacts {
   int64_t params_total = 0, params_active = 0;   // active: used by one token
   int64_t params_embedding = 0;                  // token and position tables; part of both
+  int64_t params_expert = 0;                     // of routed experts: spread over the ep ranks; part of total
+  double values_per_token = 0;                   // activations at their peak, when backward begins
   double flops_forward = 0, flops_backward = 0;  // per token; causal attention counted at half
   double flops_per_token() const { return flops_forward + flops_backward; }
 };

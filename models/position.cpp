@@ -19,8 +19,9 @@ struct RopeOptions final : PositionOptions {
   void fields(FieldVisitor& v) override {
     v("form", form, "which dimensions of a head turn together: half (i, i + C/2) or adjacent (2i, 2i + 1)",
       one_of({"half", "adjacent"}));
-    v("theta", theta, "base of the rotation frequencies", greater_than(1));
-    v("rotary_size", rotary_size, "leading dimensions of each head that turn (even); 0: all", at_least(0));
+    v("theta", theta, "base of the rotation frequencies", above(1, kMaxFactor));
+    v("rotary_size", rotary_size, "leading dimensions of each head that turn (even); 0: all",
+      in_range(0, 1 << 20));
   }
   std::string problem(int64_t head_size) const override {
     const int64_t turning = rotary_size == 0 ? head_size : rotary_size;

@@ -61,6 +61,8 @@ struct TransformerOptions final : ModelOptions {
   /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
   double output_init_std() const;
   double size_bound() const;
+  /// Values that are alive when backward begins, per token, with the router sending as many rows as it gets.
+  double values_per_token(int64_t vocab_size) const;
 };
 
 /// One layer. The residual stream is carried apart from what was last added to it, so that the addition is

@@ -19,11 +19,11 @@ void NormOptions::fields(FieldVisitor& v) {
   v("kind", kind, "normalisation", one_of({"rms_norm", "layer_norm"}));
   v("placement", placement, "pre: x + f(norm(x)), with a final norm; post: norm(x + f(x))",
     one_of({"pre", "post"}));
-  v("eps", eps, "added to the variance", greater_than(0));
+  v("eps", eps, "added to the variance", in_range(kMinFactor, 1));
 }
 
 void InitOptions::fields(FieldVisitor& v) {
-  v("std", std, "standard deviation of the normal initialisation of all matrices", greater_than(0));
+  v("std", std, "standard deviation of the normal initialisation of all matrices", in_range(kMinFactor, 1e3));
   v("scale_residual", scale_residual,
     "divide it by sqrt(2 * layers) for projections into the residual stream (GPT-2)");
 }
@@ -114,6 +114,7 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
       continue;
     }
     const int64_t E = moe.num_experts, one = ffn_params(D, expert_hidden(), gated, bias);
+    facts.params_expert += E * one;
     total += E * one + moe.router_params(D);
     idle += (E - moe.top_k) * one;
     multiply_adds += moe.top_k * per_ffn * D * expert_hidden() + moe.router_params(D);
@@ -127,6 +128,7 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   facts.params_active = total - idle;
   facts.flops_forward = 2 * (static_cast<double>(multiply_adds) + scores);
   facts.flops_backward = 2 * facts.flops_forward;
+  facts.values_per_token = values_per_token(vocab_size);
   return facts;
 }
 

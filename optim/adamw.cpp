@@ -14,7 +14,7 @@ struct AdamwOptions final : Options {
   void fields(FieldVisitor& v) override {
     v("beta1", beta1, "decay of the first moment", in_range(0, 0.999999));
     v("beta2", beta2, "decay of the second moment", in_range(0, 0.99999999));
-    v("eps", eps, "added to the root of the second moment", greater_than(0));
+    v("eps", eps, "added to the root of the second moment", in_range(kMinFactor, 1));
     decay.fields(v);
   }
 };

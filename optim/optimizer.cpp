@@ -4,7 +4,7 @@ namespace shoal {
 
 void DecayRule::fields(FieldVisitor& v) {
   v("weight_decay", weight_decay,
-    "decoupled weight decay of matrices and routers (never of norms and biases)", at_least(0));
+    "decoupled weight decay of matrices and routers (never of norms and biases)", in_range(0, 1e3));
   v("decay_embeddings", decay_embeddings, "decay token and position embeddings too");
 }
 

@@ -7,7 +7,8 @@
 namespace shoal {
 
 void WarmupOptions::fields(FieldVisitor& v) {
-  v("warmup_steps", warmup_steps, "the rate rises linearly to its peak over this many steps", at_least(0));
+  v("warmup_steps", warmup_steps, "the rate rises linearly to its peak over this many steps",
+    in_range(0, kMaxCount));
   v("min_ratio", min_ratio, "rate at the end, as a share of the peak", in_range(0, 1));
 }
 

@@ -15,6 +15,9 @@ struct SgdOptions final : Options {
     v("nesterov", nesterov, "Nesterov momentum");
     decay.fields(v);
   }
+  std::string conflict() const override {
+    return nesterov && momentum == 0 ? "nesterov without momentum changes nothing; set momentum" : "";
+  }
 };
 
 class Sgd final : public Optimizer {

@@ -71,6 +71,12 @@ void merge_maps(ConfigNode& base, ConfigNode over) {
   }
 }
 
+// A scalar that an override goes into: it becomes a map, because of the override.
+void make_choice(ConfigNode& scalar, const Origin& origin) {
+  expand_shorthand(scalar);
+  scalar.origin = origin;
+}
+
 // Problem of one path component for an override, or "".
 std::string step_down(ConfigNode*& at, const std::string& part, const std::string& path,
                       const Origin& origin) {
@@ -84,7 +90,7 @@ std::string step_down(ConfigNode*& at, const std::string& part, const std::strin
     return "";
   }
   if (at->kind == ConfigNode::Kind::null) make_map(*at, origin);
-  if (at->kind == ConfigNode::Kind::scalar) expand_shorthand(*at);
+  if (at->kind == ConfigNode::Kind::scalar) make_choice(*at, origin);
   ConfigNode* found = at->find(part);
   if (!found) {
     at->entries.push_back({part, origin, {}});
@@ -114,6 +120,7 @@ ConfigNode* ConfigNode::find(std::string_view key) {
 
 std::string Constraint::text() const {
   if (!choices.empty()) return "one of " + join(choices, " | ");
+  if (no_empty_text) return "not empty";
   if (min && max && !exclusive_min) return str(format_number(*min), "..", format_number(*max));
   const std::string lower = min ? str(exclusive_min ? "> " : ">= ", format_number(*min)) : "";
   const std::string upper = max ? str("<= ", format_number(*max)) : "";
@@ -135,6 +142,18 @@ Constraint greater_than(double min) {
 Constraint in_range(double min, double max) {
   Constraint out = at_least(min);
   out.max = max;
+  return out;
+}
+
+Constraint above(double min, double max) {
+  Constraint out = greater_than(min);
+  out.max = max;
+  return out;
+}
+
+Constraint not_empty() {
+  Constraint out;
+  out.no_empty_text = true;
   return out;
 }
 
@@ -233,6 +252,7 @@ void apply_override(ConfigNode& root, const std::string& assignment, ConfigError
   make_map(over, origin);
   over.entries.push_back({last, origin, std::move(value)});
   if (at->kind == ConfigNode::Kind::null) make_map(*at, at->origin.line > 0 ? at->origin : origin);
+  if (at->kind == ConfigNode::Kind::scalar) make_choice(*at, origin);
   merge_config(*at, std::move(over));
 }
 

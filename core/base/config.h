@@ -39,6 +39,7 @@ class ConfigNode {
   Kind kind = Kind::null;
   std::string scalar;             // Kind::scalar: the text without quotes
   bool quoted = false;            // Kind::scalar: was in quotes, so it is a string whatever it looks like
+  bool refused = false;           // its problem is reported already: it counts as absent
   std::vector<ConfigNode> items;  // Kind::list
   std::vector<Entry> entries;     // Kind::map, in file order, keys unique
   Origin origin;                  // of the value
@@ -62,11 +63,21 @@ struct Constraint {
   std::optional<double> min, max;
   bool exclusive_min = false;        // value > min instead of value >= min
   std::vector<std::string> choices;  // strings only; empty: anything
-  std::string text() const;          // "1..8", ">= 0", "one of a | b", or ""
+  bool no_empty_text = false;        // strings only
+  std::string text() const;          // "1..8", ">= 0", "one of a | b", "not empty", or ""
 };
+/// Upper limit of steps, samples and the like: more than any run has, and exact in a double.
+constexpr double kMaxCount = 1e12;
+/// Upper limit of factors and rates: they fit f32.
+constexpr double kMaxFactor = 1e30;
+/// Lower limit of what must not become 0 in f32.
+constexpr double kMinFactor = 1e-30;
 Constraint at_least(double min);
 Constraint greater_than(double min);
 Constraint in_range(double min, double max);
+/// min < value <= max.
+Constraint above(double min, double max);
+Constraint not_empty();
 Constraint one_of(std::vector<std::string> choices);
 
 /// An integer that may be left to the program: `auto` in the YAML.
@@ -87,6 +98,9 @@ class FieldVisitor;
 struct Options {
   virtual ~Options() = default;
   virtual void fields(FieldVisitor& v) = 0;
+  /// What does not fit together among the options, each fine by itself; "" when all is well. The parser
+  /// reports it.
+  virtual std::string conflict() const { return ""; }
 };
 /// For components without options.
 struct NoOptions final : Options {

@@ -111,6 +111,7 @@ std::string read(const ConfigNode& node, const Constraint& constraint, std::stri
     return str("expected ", constraint.text(), ", got '", shown(node.scalar), "'",
                suggest(node.scalar, choices));
   }
+  if (constraint.no_empty_text && node.scalar.empty()) return "expected a text that is not empty, got ''";
   out = node.scalar;
   return "";
 }
@@ -170,7 +171,7 @@ class Parser final : public FieldVisitor {
   static void parse_section(std::vector<Problem>& problems, const ConfigNode* node, const std::string& path,
                             const std::function<void(FieldVisitor&)>& section) {
     const ConfigNode* map = node && node->kind == ConfigNode::Kind::map ? node : nullptr;
-    if (node && !map && node->kind != ConfigNode::Kind::null) {
+    if (node && !map && node->kind != ConfigNode::Kind::null && !node->refused) {
       problems.push_back(
           {path, node->origin, "expected a section (a map), got " + describe_value(*node), "", {}});
     }
@@ -182,7 +183,8 @@ class Parser final : public FieldVisitor {
  private:
   const ConfigNode* take(const Field& f) {
     known_.push_back(f.key);
-    return map_ ? map_->find(f.key) : nullptr;
+    const ConfigNode* node = map_ ? map_->find(f.key) : nullptr;
+    return node && !node->refused ? node : nullptr;
   }
 
   template <class T>
@@ -203,10 +205,20 @@ class Parser final : public FieldVisitor {
     const ConfigNode* node = take(f);
     if (!node) return;
     const std::string path = join_path(path_, f.key);
+    if (node->kind == ConfigNode::Kind::scalar) {
+      // A list of one needs no brackets.
+      T value{};
+      std::string problem = read(*node, f.constraint, value);
+      if (problem.empty()) {
+        out.assign(1, std::move(value));
+      } else {
+        const T* item = nullptr;
+        problems_.push_back({path, node->origin, str("a list of ", item_name(item), ": ", problem), "", {}});
+      }
+      return;
+    }
     if (node->kind != ConfigNode::Kind::list) {
-      const std::string fix = node->kind == ConfigNode::Kind::scalar ? "; write [" + shown(node->scalar) + "]"
-                              : node->kind == ConfigNode::Kind::null ? "; write [] for an empty list"
-                                                                     : "";
+      const char* fix = node->kind == ConfigNode::Kind::null ? "; write [] for an empty list" : "";
       const std::string got = describe_value(*node);
       const T* item = nullptr;
       problems_.push_back(
@@ -216,6 +228,10 @@ class Parser final : public FieldVisitor {
     std::vector<T> values(node->items.size());
     bool good = true;
     for (size_t i = 0; i < values.size(); i++) {
+      if (node->items[i].refused) {
+        good = false;
+        continue;
+      }
       std::string problem = read(node->items[i], f.constraint, values[i]);
       if (problem.empty()) continue;
       good = false;
@@ -271,6 +287,8 @@ void Parser::visit_choice(const Field& f, Choice& choice, const ChoiceSet& set) 
     problems_.push_back(
         {path, node->origin, "expected a kind or a map with kind, got " + describe_value(*node), "", {}});
     kind_node = nullptr;
+  } else if (kind_node && kind_node->refused) {
+    return;
   } else if (kind_node && kind_node->kind == ConfigNode::Kind::scalar) {
     kind = kind_node->scalar;
   } else if (kind_node && kind_node != node) {
@@ -297,6 +315,7 @@ void Parser::visit_choice(const Field& f, Choice& choice, const ChoiceSet& set) 
   Parser parser(problems_, map, path);
   parser.known_.emplace_back("kind");
   parser.kind_changed_ = changed;
+  const size_t before = problems_.size();
   if (changed && map) {
     // Values that were written for the default kind do not pass to this one.
     ConfigNode own = *map;
@@ -304,10 +323,13 @@ void Parser::visit_choice(const Field& f, Choice& choice, const ChoiceSet& set) 
     parser.map_ = &own;
     choice.options->fields(parser);
     parser.report_unknown();
-    return;
+  } else {
+    choice.options->fields(parser);
+    parser.report_unknown();
   }
-  choice.options->fields(parser);
-  parser.report_unknown();
+  if (!node || problems_.size() != before) return;
+  std::string conflict = choice.options->conflict();
+  if (!conflict.empty()) problems_.push_back({path, node->origin, std::move(conflict), "", {}});
 }
 
 }  // namespace

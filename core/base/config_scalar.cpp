@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 namespace shoal {
 
@@ -191,24 +192,6 @@ std::string quote_if_needed(const std::string& text) {
     }
   }
   return out + "\"";
-}
-
-std::string shown(std::string_view text) {
-  constexpr size_t kMaxBytes = 60;
-  std::string out;
-  for (size_t at = 0; at < text.size(); at++) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    // Cut only in front of a whole UTF-8 character.
-    if (out.size() >= kMaxBytes && (byte & 0xC0) != 0x80) return out + "...";
-    if (text[at] == '\n') {
-      out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7F) {
-      out += '?';
-    } else {
-      out += text[at];
-    }
-  }
-  return out;
 }
 
 std::string describe_value(const ConfigNode& node) {

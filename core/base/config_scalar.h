@@ -33,9 +33,6 @@ std::string format_number(double value);
 /// double quotes; '$' is doubled because ${env:...} is expanded when reading.
 std::string quote_if_needed(const std::string& text);
 
-/// A value as it appears in an error message: at most about 60 bytes, one line.
-std::string shown(std::string_view text);
-
 /// "nothing", "12", "'abc'", "the string '12'", "a list of 3", "a map".
 std::string describe_value(const ConfigNode& node);
 

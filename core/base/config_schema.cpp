@@ -24,6 +24,7 @@ void add_constraint(Json& schema, const Constraint& constraint) {
     schema[constraint.exclusive_min ? "exclusiveMinimum" : "minimum"] = number(*constraint.min);
   if (constraint.max) schema["maximum"] = number(*constraint.max);
   if (!constraint.choices.empty()) schema["enum"] = constraint.choices;
+  if (constraint.no_empty_text) schema["minLength"] = 1;
 }
 
 Json scalar_schema(const FieldInfo& field) {
@@ -89,8 +90,11 @@ Json field_schema(const FieldInfo& field) {
       if (!field.current_kind.empty()) schema["default"] = field.current_kind;
       break;
     default:
-      schema =
-          field.is_list ? Json{{"type", "array"}, {"items", scalar_schema(field)}} : scalar_schema(field);
+      schema = scalar_schema(field);
+      if (field.is_list) {
+        const Json list = {{"type", "array"}, {"items", schema}};
+        schema = {{"anyOf", Json::array({list, schema})}};  // a list of one needs no brackets
+      }
       Json values = Json::array();
       for (const auto& text : field.default_values) values.push_back(default_value(field, text));
       schema["default"] = field.is_list ? values : values[0];

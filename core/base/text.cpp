@@ -43,9 +43,14 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   // Two edits turn any word of two or three letters into almost any other.
   const size_t max_edits = word.size() <= 3 ? 1 : std::max<size_t>(2, word.size() / 3);
   int best_distance = static_cast<int>(max_edits) + 1;
+  // Among equally near names the one that begins alike: few people mistype the first letter.
+  const auto begins_alike = [&](const std::string& name) {
+    return !word.empty() && !name.empty() && name[0] == word[0];
+  };
   for (const auto& candidate : candidates) {
     const int distance = edit_distance(word, candidate);
-    if (distance < best_distance) {
+    const bool tie = distance == best_distance && !best.empty();
+    if (distance < best_distance || (tie && begins_alike(candidate) && !begins_alike(best))) {
       best_distance = distance;
       best = candidate;
     }
@@ -56,6 +61,24 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
 std::string suggest(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string best = nearest_name(word, candidates);
   return best.empty() ? "" : ", did you mean '" + best + "'?";
+}
+
+std::string shown(std::string_view text) {
+  constexpr size_t kMaxBytes = 60;
+  std::string out;
+  for (size_t at = 0; at < text.size(); at++) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    // Cut only in front of a whole UTF-8 character.
+    if (out.size() >= kMaxBytes && (byte & 0xC0) != 0x80) return out + "...";
+    if (text[at] == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7F) {
+      out += '?';
+    } else {
+      out += text[at];
+    }
+  }
+  return out;
 }
 
 std::string join(const std::vector<std::string>& items, std::string_view separator) {

@@ -14,6 +14,9 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
 /// ", did you mean 'x'?" or "".
 std::string suggest(std::string_view word, const std::vector<std::string>& candidates);
 
+/// A value as it appears in an error message: at most about 60 bytes, one line.
+std::string shown(std::string_view text);
+
 std::string join(const std::vector<std::string>& items, std::string_view separator);
 
 /// 1234567 -> "1.23 M"; 950 -> "950".

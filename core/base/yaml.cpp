@@ -118,8 +118,10 @@ class TreeBuilder final : public YAML::EventHandler {
     attach(std::move(node), offset_of(mark));
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    errors_.add(here(), origin(offset_of(mark)), "aliases (*name) are not supported; write the value out");
+    if (!merge_key())
+      errors_.add(here(), origin(offset_of(mark)), "aliases (*name) are not supported; write the value out");
     ConfigNode node;
+    node.refused = true;
     node.origin = origin(offset_of(mark));
     attach(std::move(node), offset_of(mark));
   }
@@ -212,6 +214,7 @@ class TreeBuilder final : public YAML::EventHandler {
     attach(std::move(frame.node), frame.offset);
   }
 
+  bool merge_key() const { return !frames_.empty() && frames_.back().have_key && frames_.back().key == "<<"; }
   bool awaits_key() const {
     return !frames_.empty() && frames_.back().node.kind == ConfigNode::Kind::map && !frames_.back().have_key;
   }
@@ -242,6 +245,13 @@ class TreeBuilder final : public YAML::EventHandler {
     top.repeated = !fresh;
     top.key = std::move(key.scalar);
     top.key_origin = key.origin;
+    if (top.key == "<<" && !key.quoted) {
+      errors_.add(here(), top.key_origin,
+                  "merge keys (<<) are not supported; write the keys out, or put them in a file and use "
+                  "extends");
+      top.repeated = true;
+      return;
+    }
     if (!fresh) {
       const Origin& first = top.node.entries[place->second].key_origin;
       const std::string where = positions_ ? str("; first at ", first.text()) : "";
@@ -253,7 +263,10 @@ class TreeBuilder final : public YAML::EventHandler {
     const std::string before = node.scalar;
     std::string problem = expand_environment(node.scalar);
     if (problem.empty() && node.scalar.find('\0') != std::string::npos) problem = "NUL byte in a value";
-    if (!problem.empty()) errors_.add(here(), node.origin, problem);
+    if (!problem.empty()) {
+      errors_.add(here(), node.origin, problem);
+      node.refused = true;
+    }
     if (node.quoted || node.scalar == before) return;
     // An empty variable is an empty string; one that says null is null.
     if (node.scalar.empty()) {
@@ -338,6 +351,7 @@ class FileLoader {
     root.entries.erase(entry);
     ConfigNode base;
     for (const auto& parent : extends.kind == ConfigNode::Kind::list ? extends.items : std::vector{extends}) {
+      if (parent.refused) continue;
       if (parent.kind != ConfigNode::Kind::scalar || parent.scalar.empty()) {
         errors_.add("extends", parent.origin,
                     "expected a file name or a list of them, got " + describe_value(parent));

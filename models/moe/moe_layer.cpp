@@ -18,12 +18,14 @@ void MoeOptions::fields(FieldVisitor& v) {
   v("shared_hidden", shared_hidden, "FFN width of one shared expert; auto: the routed experts' width",
     in_range(1, 1 << 24));
   v("shared_gate", shared_gate, "scale the shared experts' output by sigmoid(w . x) per token");
-  v("first_dense", first_dense, "this many first layers have a dense FFN", at_least(0));
-  v("every", every, "after those, every n-th layer is an MoE layer, starting with the n-th", at_least(1));
-  v("layers", layers, "explicit list of MoE layers (0-based); overrides first_dense and every");
+  v("first_dense", first_dense, "this many first layers have a dense FFN", in_range(0, 1 << 16));
+  v("every", every, "after those, every n-th layer is an MoE layer, starting with the n-th",
+    in_range(1, 1 << 16));
+  v("layers", layers, "explicit list of MoE layers (0-based); overrides first_dense and every",
+    in_range(0, 1 << 16));
   v("capacity_factor", capacity_factor,
     "limit of tokens per expert, C = ceil(factor * k * tokens / experts); 0: dropless. Training only",
-    at_least(0));
+    in_range(0, 1e6));
   v("drop_policy", drop_policy,
     "which tokens lose: later positions (after all first choices), or smaller gate weights",
     one_of({"position", "probability"}));

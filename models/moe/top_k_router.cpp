@@ -22,20 +22,20 @@ struct TopKOptions final : RouterOptions {
     v("score", score, "what the logits become, over all experts, in f32",
       one_of({"softmax", "sigmoid", "sqrt_softplus"}));
     v("normalize", normalize, "divide the selected weights by their sum + 1e-20");
-    v("scale", scale, "factor on the weights, after normalising", greater_than(0));
+    v("scale", scale, "factor on the weights, after normalising", in_range(1e-6, 1e6));
     v("num_groups", num_groups, "experts in this many equal groups for group-limited routing; 1: off",
-      at_least(1));
-    v("top_groups", top_groups, "groups a token may use", at_least(1));
+      in_range(1, 1 << 20));
+    v("top_groups", top_groups, "groups a token may use", in_range(1, 1 << 20));
     v("group_score_top", group_score_top,
-      "a group's score: the sum of its best this many biased scores (1: its maximum)", at_least(1));
+      "a group's score: the sum of its best this many biased scores (1: its maximum)", in_range(1, 1 << 20));
     v("aux_coeff", aux_coeff, "load-balancing loss (1.0 = perfect balance before the coefficient); 0: off",
-      at_least(0));
+      in_range(0, 1e6));
     v("aux_scope", aux_scope,
       "tokens that are balanced: each sequence, each micro-batch, or the whole global batch",
       one_of({"sequence", "micro_batch", "global"}));
-    v("z_coeff", z_coeff, "coefficient of mean logsumexp(logits)^2; 0: off", at_least(0));
+    v("z_coeff", z_coeff, "coefficient of mean logsumexp(logits)^2; 0: off", in_range(0, 1e6));
     v("bias_rate", bias_rate, "step of the selection bias towards balance (arXiv:2408.15664); 0: no bias",
-      at_least(0));
+      in_range(0, 1));
   }
   std::string problem(int64_t num_experts, int64_t top_k) const override {
     const bool divides = num_experts % num_groups == 0;

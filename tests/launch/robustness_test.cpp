@@ -154,7 +154,7 @@ TEST(Robustness, RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
 
 TEST(Robustness, UnreadableConfigIsNotBlamedForMissingKeys) {
   for (const char* text :
-       {"a: &x 1\n", "run: {steps: 1}\nrun: {steps: 2}\n", "[1]\n", "data: {text: abc}\n"}) {
+       {"a: &x 1\n", "run: {steps: 1}\nrun: {steps: 2}\n", "[1]\n", "data: {text: {a: b}}\n"}) {
     const std::string message = message_of([&] { load_train_config_text(text, "exp.yaml", {}, 1); });
     EXPECT_EQ(message.find("expected text files or prepared sources"), std::string::npos) << message;
     EXPECT_NE(message, "(no error)");

@@ -36,8 +36,9 @@ TEST(Schema, IsJsonWithTypesRangesDefaultsAndDescriptions) {
       properties["lr"],
       Json::parse(
           R"({"type":"number","exclusiveMinimum":0,"default":1e-4,"description":"peak learning rate"})"));
-  EXPECT_EQ(properties["sizes"], Json::parse(R"({"type":"array","items":{"type":"integer","minimum":0},
-            "default":[1,2],"description":"some sizes"})"));
+  EXPECT_EQ(properties["sizes"],
+            Json::parse(R"({"anyOf":[{"type":"array","items":{"type":"integer","minimum":0}},
+            {"type":"integer","minimum":0}],"default":[1,2],"description":"some sizes"})"));
   EXPECT_EQ(properties["files"]["default"], Json::array());
   const Json& model = properties["model"];
   EXPECT_EQ(model["additionalProperties"], false);

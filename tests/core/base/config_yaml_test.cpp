@@ -134,7 +134,9 @@ TEST(Yaml, RefusesWhatTheFormatDoesNotNeed) {
        "inside [ ] and "
        "{ }"},
       {"<<: {lr: 1}\n",
-       "config << (exp.yaml:1:1): unknown key; known keys: model, lr, dropout, sizes, betas, files, sources"},
+       "config << (exp.yaml:1:1): merge keys (<<) are not supported; write the keys out, or put them in a "
+       "file "
+       "and use extends"},
   };
   for (const auto& [text, problem] : cases) {
     Example example;

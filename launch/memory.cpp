@@ -1,0 +1,140 @@
+#include "launch/memory.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "core/base/text.h"
+#include "optim/optimizer.h"
+#include "parallel/bootstrap.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+std::string bytes_text(double bytes) {
+  constexpr double kMost = 9e18;
+  return human_bytes(static_cast<int64_t>(std::min(bytes, kMost)));
+}
+
+/// The number in a file that holds one; infinity for "max" or no file.
+double number_in_file(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  double value = 0;
+  return file >> value ? value : kUnlimited;
+}
+
+/// The number behind a name at the start of a line, or `otherwise`.
+double value_after(const std::filesystem::path& path, const std::string& name, double otherwise) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string first;
+    double value = 0;
+    if (words >> first >> value && first == name) return value;
+  }
+  return otherwise;
+}
+
+/// What is left in a control group and those above it.
+double left_in_groups(const std::filesystem::path& mount, std::filesystem::path group, const char* limit_name,
+                      const char* usage_name, const char* cache_name) {
+  double left = kUnlimited;
+  group = group.relative_path();
+  while (true) {
+    const std::filesystem::path folder = mount / group;
+    const double limit = number_in_file(folder / limit_name), usage = number_in_file(folder / usage_name);
+    if (limit < kUnlimited && usage < kUnlimited) {
+      const double cache = value_after(folder / "memory.stat", cache_name, 0);
+      left = std::min(left, std::max(0.0, limit - usage + cache));
+    }
+    if (group.empty()) return left;
+    group = group.parent_path();
+  }
+}
+
+double left_in_groups(const std::filesystem::path& root) {
+  double left = kUnlimited;
+  std::ifstream file(root / "proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "0::/path" (v2) or "4:memory:/path" (v1)
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == line.npos || second == line.npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
+    if (controllers.empty()) {
+      left = std::min(left, left_in_groups(root / "sys/fs/cgroup", path, "memory.max", "memory.current",
+                                           "inactive_file"));
+    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
+      left = std::min(left, left_in_groups(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                                           "memory.usage_in_bytes", "total_inactive_file"));
+    }
+  }
+  return left;
+}
+
+}  // namespace
+
+std::string MemoryEstimate::text() const {
+  return str(bytes_text(total()), " (weights ", bytes_text(weights), ", gradients ", bytes_text(gradients),
+             ", optimizer state ", bytes_text(optimizer), ", activations ", bytes_text(activations), ")");
+}
+
+MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {
+  const ModelFacts facts = config.model_options().facts(vocab_size, config.data.seq_len);
+  const double element = config.run.dtype == "f64" ? 8 : 4;
+  const auto experts = static_cast<double>(facts.params_expert);
+  const double params =
+      static_cast<double>(facts.params_total) - experts + experts / static_cast<double>(layout.ep);
+  const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
+  const double tokens =
+      static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(config.data.seq_len);
+  MemoryEstimate out;
+  out.weights = out.gradients = params * element;
+  out.optimizer = params * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
+  out.activations = tokens * facts.values_per_token * element;
+  return out;
+}
+
+int64_t expected_vocab_size(const TrainConfig& config) {
+  constexpr int64_t kBytes = 256;
+  const auto* bpe = dynamic_cast<const BpeOptions*>(config.data.prepare.tokenizer.options.get());
+  const bool trained = config.data.sources.empty() && bpe != nullptr;
+  return config.model_options().vocab_size.value_or(trained ? bpe->vocab_size : kBytes);
+}
+
+double available_memory(const std::filesystem::path& root) {
+  const double kibibytes = value_after(root / "proc/meminfo", "MemAvailable:", kUnlimited);
+  return std::min(kibibytes * 1024, left_in_groups(root));
+}
+
+void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, double available) {
+  if (estimate.total() <= available) return;
+  const bool batch = estimate.activations > estimate.total() / 2;
+  const std::string key = batch ? "data" : "model";
+  const char* fix =
+      batch ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
+              "set model.recompute: block"
+            : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
+              "spread experts over more ranks with parallel.ep";
+  throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",
+                       estimate.text(), ", expected at most ", bytes_text(available),
+                       ", its share of the memory that is available; ", fix));
+}
+
+void require_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, Communicator& world) {
+  const LaunchInfo info = launch_info();
+  const int ranks_here = info.mpi ? info.local_size : world.size();
+  const Tensor share = Tensor::from(std::vector<double>{available_memory() / ranks_here}, Shape{1});
+  world.all_reduce(share, ReduceOp::min).wait();
+  check_memory(loaded, estimate, share.to_vector<double>()[0]);
+}
+
+void require_memory(const LoadedConfig& loaded, Communicator& world) {
+  const ParallelLayout layout = layout_of(loaded.config, world.size());
+  require_memory(loaded, estimate_memory(loaded.config, layout, expected_vocab_size(loaded.config)), world);
+}
+
+}  // namespace shoal

@@ -1,0 +1,44 @@
+// Memory of a training before any of it is allocated: an estimate per rank from the config alone, and what
+// this machine has left. Used by the trainer, which refuses what cannot fit, and by `shoal config`.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "launch/train_config.h"
+#include "parallel/communicator.h"
+
+namespace shoal {
+
+/// Bytes of one rank; doubles, because they may not fit an int64.
+struct MemoryEstimate {
+  double weights = 0, gradients = 0, optimizer = 0;
+  double activations = 0;  // of one micro-batch, when backward begins
+  double total() const { return weights + gradients + optimizer + activations; }
+  /// "1.20 GiB (weights 100 MiB, ...)"
+  std::string text() const;
+};
+
+/// Of the largest rank, with experts evenly used. Communication buffers, the data and the program itself
+/// (some 100 MiB) are left out: what the estimate says not to fit does not fit.
+MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size);
+
+/// model.vocab_size, or what the tokenizer is asked for; where it is not known yet, a low 256.
+int64_t expected_vocab_size(const TrainConfig& config);
+
+/// Bytes that this process and its like can still get: MemAvailable, the limits of its control groups (v1 and
+/// v2; page cache counts as free). Infinity where the system does not tell. `root` is there for tests.
+double available_memory(const std::filesystem::path& root = "/");
+
+/// UsageError with the breakdown and the keys to lower when the estimate exceeds `available`, the bytes that
+/// one rank may take.
+void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, double available);
+
+/// The same with each rank's share of its machine's memory as it is now; the least share decides for all.
+/// Collective.
+void require_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, Communicator& world);
+/// Of a training, with the vocabulary that is expected. Collective.
+void require_memory(const LoadedConfig& loaded, Communicator& world);
+
+}  // namespace shoal

@@ -1,0 +1,162 @@
+// The memory estimate against what a step really takes, and what the machine says it has.
+#include "launch/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "launch/engine.h"
+#include "tests/launch/every_key.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_run.h"
+
+namespace shoal::testing {
+namespace {
+
+constexpr int64_t kVocab = 500;
+
+/// Highest number of bytes of tensors alive while a model is built and takes two steps, less what was there.
+double measured_bytes(const TrainConfig& config) {
+  const DeviceRuntime& cpu = device_runtime(DeviceType::cpu);
+  const int64_t before = cpu.stats().current_bytes;
+  device_runtime(DeviceType::cpu).reset_peak();
+  const Mesh mesh(make_single_communicator(), ParallelLayout{});
+  EngineOptions options;
+  options.model = config.model;
+  options.optimizer = config.optim.optimizer;
+  options.dispatcher = config.parallel.dispatcher;
+  options.vocab_size = kVocab;
+  options.seq_len = config.data.seq_len;
+  options.dtype = config.run.dtype == "f64" ? DType::f64 : DType::f32;
+  TrainEngine engine(options, mesh);
+  std::vector<std::vector<int32_t>> rows(static_cast<size_t>(config.data.global_batch));
+  for (size_t r = 0; r < rows.size(); r++) {
+    for (int64_t s = 0; s < config.data.seq_len; s++)
+      rows[r].push_back(static_cast<int32_t>((r * 131 + static_cast<size_t>(s) * 71) % kVocab));
+  }
+  const ModelBatch batch = batch_of(rows);
+  for (int i = 0; i < 2; i++) engine.step(std::span(&batch, 1), 1e-3);
+  return static_cast<double>(cpu.stats().peak_bytes - before);
+}
+
+TrainConfig config_of(const std::string& settings, const std::vector<std::string>& overrides = {}) {
+  const std::string text = "data: {text: t, seq_len: 64, global_batch: 8}\n" + settings;
+  return load_train_config_text(text, "exp.yaml", overrides, 1).config;
+}
+
+TEST(MemoryEstimate, IsCloseToWhatAStepTakes) {
+  for (const char* settings :
+       {"model: {layers: 3, hidden_size: 64, heads: 4}",
+        "model: {layers: 8, hidden_size: 64, heads: 4, recompute: block}",
+        "model: {layers: 3, hidden_size: 64, heads: 4, kv_heads: 1, bias: true, tie_embeddings: false,\n"
+        "        ffn: {activation: gelu}, norm: {kind: layer_norm, placement: post}}\n"
+        "optim: {optimizer: {kind: sgd, momentum: 0}}",
+        "model: {layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64,\n"
+        "        shared_experts: 1, first_dense: 1}}",
+        "model: {layers: 2, hidden_size: 32, heads: 4, moe: {num_experts: 32, top_k: 1, hidden: 256}}\n"
+        "run: {dtype: f64}\noptim: {optimizer: lion}",
+        "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 4, top_k: 3, hidden: 96}}\n"
+        "optim: {optimizer: sgd}"}) {
+    const TrainConfig config = config_of(settings);
+    const MemoryEstimate estimate = estimate_memory(config, layout_of(config, 1), kVocab);
+    const double measured = measured_bytes(config);
+    EXPECT_LT(estimate.total(), 1.1 * measured) << settings << "\n" << estimate.text();
+    EXPECT_GT(estimate.total(), 0.8 * measured) << settings << "\n"
+                                                << estimate.text() << ", measured " << measured;
+  }
+}
+
+TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
+  const TrainConfig config = config_of(
+      "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 64, top_k: 2, hidden: 512}}",
+      {"data.micro_batch=2"});
+  ParallelLayout four;
+  four.dp = four.ep = 4;
+  const MemoryEstimate one = estimate_memory(config, layout_of(config, 1), kVocab);
+  const MemoryEstimate split = estimate_memory(config, four, kVocab);
+  EXPECT_DOUBLE_EQ(one.activations, split.activations);
+  const double experts = 2.0 * 64 * 3 * 32 * 512 * 4;
+  EXPECT_DOUBLE_EQ(one.weights - split.weights, experts * 3 / 4);
+}
+
+TEST(MemoryEstimate, VocabularyIsTheModelsOrTheTokenizers) {
+  EXPECT_EQ(expected_vocab_size(config_of("model: {vocab_size: 77}")), 77);
+  EXPECT_EQ(expected_vocab_size(config_of("", {"data.tokenizer={kind: bpe, vocab_size: 999}"})), 999);
+  EXPECT_EQ(expected_vocab_size(config_of("", {"data.tokenizer=byte"})), 256);
+}
+
+TEST(AvailableMemory, IsTheLeastOfTheMachineAndOfEveryControlGroupAbove) {
+  const TemporaryFolder root;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+  };
+  EXPECT_EQ(available_memory(root.path()), std::numeric_limits<double>::infinity());
+  write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    8000 kB\nSwapFree: 1 kB\n");
+  EXPECT_EQ(available_memory(root.path()), 8000.0 * 1024);
+  write("proc/self/cgroup", "0::/job/step\n");
+  EXPECT_EQ(available_memory(root.path()), 8000.0 * 1024);
+  write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  write("sys/fs/cgroup/job/step/memory.current", "5000\n");
+  EXPECT_EQ(available_memory(root.path()), 8000.0 * 1024);
+  write("sys/fs/cgroup/job/memory.max", "70000\n");
+  write("sys/fs/cgroup/job/memory.current", "60000\n");
+  EXPECT_EQ(available_memory(root.path()), 10000);
+  write("sys/fs/cgroup/job/memory.stat", "anon 3\ninactive_file 2000\nactive_file 9\n");
+  EXPECT_EQ(available_memory(root.path()), 12000);
+  write("proc/self/cgroup", "7:cpu,memory:/old\n3:pids:/old\n");
+  EXPECT_EQ(available_memory(root.path()), 8000.0 * 1024);
+  write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "4000\n");
+  write("sys/fs/cgroup/memory/old/memory.usage_in_bytes", "4500\n");
+  EXPECT_EQ(available_memory(root.path()), 0);
+}
+
+TEST(AvailableMemory, OfThisMachineIsPlausible) {
+  const double available = available_memory();
+  EXPECT_GT(available, 16.0 * (1 << 20));
+  EXPECT_LT(available, 1e15);
+}
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& e) {  // of a rank: wrapped
+    return e.what();
+  }
+  return "(no refusal)";
+}
+
+TEST(CheckMemory, RefusesWithTheBreakdownAndTheKeysToLower) {
+  LoadedConfig loaded = load_train_config_text("data: {text: t}\nmodel: {layers: 2}\n", "exp.yaml", {}, 1);
+  MemoryEstimate estimate{1 << 20, 1 << 20, 2 << 20, 1 << 20};
+  check_memory(loaded, estimate, 5 << 20);
+  const std::string model = refusal([&] { check_memory(loaded, estimate, (5 << 20) - 1); });
+  EXPECT_TRUE(model.starts_with(
+      "config model (exp.yaml:2:8): a rank needs about 5.00 MiB (weights 1.00 MiB, gradients 1.00 MiB, "
+      "optimizer state 2.00 MiB, activations 1.00 MiB), expected at most 5.00 MiB, its share of "
+      "the memory that is available; lower model.layers"))
+      << model;
+  estimate.activations = 9 << 20;
+  const std::string batch = refusal([&] { check_memory(loaded, estimate, 1 << 20); });
+  EXPECT_TRUE(batch.starts_with("config data (exp.yaml:1:7): ")) << batch;
+  EXPECT_NE(batch.find("lower data.micro_batch"), std::string::npos) << batch;
+}
+
+TEST(CheckMemory, ATrainingThatCannotFitIsRefusedOnEveryRankBeforeAnythingIsMade) {
+  TinyRun run;
+  for (const int ranks : {1, 2}) {
+    const std::string model = refusal([&] {
+      run.train(ranks, {"model.hidden_size=65536", "model.layers=500"});
+    });
+    EXPECT_NE(model.find("config model ("), std::string::npos) << model;
+    const std::string batch = refusal([&] {
+      run.train(ranks, {"data.global_batch=1e9", "data.seq_len=65536", "run.steps=3"});
+    });
+    EXPECT_NE(batch.find("config data ("), std::string::npos) << batch;
+  }
+  EXPECT_FALSE(std::filesystem::exists(run.folder.path() / "tiny"));
+}
+
+}  // namespace
+}  // namespace shoal::testing
