@@ -89,7 +89,8 @@ TEST(ConfigEdges, EveryKindWordSwitchAndLimitOfTheModelAndTheOptimizerCanBeTrain
                                                             {"model.moe.first_dense", "1"},
                                                             {"data.seq_len", "8"},
                                                             {"data.global_batch", "2"},
-                                                            {"model.vocab_size", "40"}})
+                                                            {"model.vocab_size", "40"},
+                                                            {"model.tie_embeddings", "false"}})
         tree.set(path, value);
       tree.set(key.path, key.info.type == FieldType::choice ? "{kind: " + edge + "}" : edge);
       const std::string text = tree.text();
