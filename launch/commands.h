@@ -10,6 +10,7 @@ namespace shoal {
 /// Set by the subcommand that the user chose; main runs it after parsing.
 using CommandAction = std::function<int()>;
 
+/// Each adds one subcommand; when the user chose it, parsing sets `action`, which returns the exit code.
 void add_train_command(CLI::App& app, CommandAction& action);
 void add_eval_command(CLI::App& app, CommandAction& action);
 void add_generate_command(CLI::App& app, CommandAction& action);

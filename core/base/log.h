@@ -26,7 +26,7 @@ void status(const std::string& line);
 void info_line(const std::string& line);   // stdout, rank 0 only; rank file
 void warn_line(const std::string& line);   // stderr "warning: ...", any rank; rank file
 void debug_line(const std::string& line);  // rank file only
-
+/// The same for parts that are joined by str().
 template <class... Parts>
 void info(const Parts&... parts) {
   info_line(str(parts...));

@@ -17,7 +17,7 @@ std::string suggest(std::string_view word, const std::vector<std::string>& candi
 /// A value as it appears in an error message: at most about 60 bytes, one line.
 std::string shown(std::string_view text);
 
-std::string join(const std::vector<std::string>& items, std::string_view separator);
+std::string join(const std::vector<std::string>& items, std::string_view separator);  // "a, b, c"
 
 /// 1234567 -> "1.23 M"; 950 -> "950".
 std::string human_count(double value);

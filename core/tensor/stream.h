@@ -25,8 +25,8 @@ class StreamRuntime {
 };
 bool register_stream_runtime(DeviceType type, StreamRuntime* runtime);
 
-Stream make_stream(Device device);
-Stream current_stream(Device device);
+Stream make_stream(Device device);     // a new one; on the cpu always the default stream
+Stream current_stream(Device device);  // of this thread: the innermost StreamScope's, else the default one
 
 /// Makes `stream` the calling thread's current stream for its device until destroyed.
 class StreamScope {

@@ -13,6 +13,8 @@
 
 #include "data/indexed_dataset.h"
 
+#include "tests/support/error_of.h"
+
 namespace shoal::testing {
 
 /// Made on construction, removed with its content on destruction.
@@ -65,17 +67,6 @@ inline std::shared_ptr<const IndexedDataset> counting_dataset(const std::string&
   for (int32_t i = 0; i < n; i++) tokens[static_cast<size_t>(i)] = i;
   write_documents(prefix, {tokens}, n < 70000 ? 70000 : n);
   return std::make_shared<const IndexedDataset>(prefix);
-}
-
-/// The text of the exception `body` throws; "" when it throws none.
-template <class Exception, class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace shoal::testing

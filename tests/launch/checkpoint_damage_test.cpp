@@ -6,10 +6,12 @@
 #include "launch/checkpoint_format.h"
 #include "launch/crc32c.h"
 #include "tests/launch/checkpoint_support.h"
+#include "tests/support/error_of.h"
 
 namespace shoal {
 
 using test::TempFolder;
+using testing::error_of;
 namespace fs = std::filesystem;
 
 namespace {
@@ -75,15 +77,6 @@ class Damage {
   TempFolder folder_;
   std::map<std::string, std::string> originals_;
 };
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace
 

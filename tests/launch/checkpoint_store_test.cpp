@@ -5,12 +5,14 @@
 #include "launch/checkpoint_box.h"
 #include "launch/checkpoint_format.h"
 #include "tests/launch/checkpoint_support.h"
+#include "tests/support/error_of.h"
 
 namespace shoal {
 
 using test::Logical;
 using test::make_state;
 using test::TempFolder;
+using testing::error_of;
 
 namespace {
 
@@ -39,15 +41,6 @@ void load_with(int world, const test::fs::path& folder, int64_t step, const std:
     store.load(*found, state);
     test::expect_state(model, state, seed);
   });
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace

@@ -8,25 +8,14 @@
 #include <csignal>
 
 #include "tests/launch/checkpoint_support.h"
+#include "tests/support/error_of.h"
 
 namespace shoal {
 
 namespace fs = std::filesystem;
 using test::TempFolder;
 
-namespace {
-
-template <class Work>
-std::string message(Work&& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-}  // namespace
+using testing::error_of;
 
 TEST(DurableFile, WhatIsWrittenIsReadBack) {
   const TempFolder folder;
@@ -48,7 +37,7 @@ TEST(DurableFile, ReadingBehindTheEndNamesTheOffset) {
   test::write_all(folder / "a", "12345");
   const DurableFile file = DurableFile::open(folder / "a");
   char buffer[8];
-  EXPECT_EQ(message([&] { file.read_at(buffer, 4, 3); }),
+  EXPECT_EQ(error_of([&] { file.read_at(buffer, 4, 3); }),
             (folder / "a").string() + ": ends at offset 5, expected 2 more bytes");
 }
 
@@ -57,7 +46,7 @@ TEST(DurableFile, CreateRefusesAnExistingFileAndASymbolicLink) {
   test::write_all(folder / "a", "x");
   fs::create_symlink("elsewhere", folder / "link");
   for (const char* name : {"a", "link"}) {
-    const std::string text = message([&] { DurableFile::create(folder / name); });
+    const std::string text = error_of([&] { DurableFile::create(folder / name); });
     EXPECT_EQ(text, (folder / name).string() + ": cannot create: File exists (errno 17)");
   }
   EXPECT_FALSE(fs::exists(folder / "elsewhere"));
@@ -69,19 +58,19 @@ TEST(DurableFile, OpenRefusesLinksDirectoriesAndPipes) {
   fs::create_symlink("a", folder / "link");
   fs::create_directory(folder / "sub");
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_NE(message([&] { DurableFile::open(folder / "link"); }).find("(errno 40)"), std::string::npos);
-  EXPECT_NE(message([&] { DurableFile::open(folder / "sub"); }).find("not a regular file"),
+  EXPECT_NE(error_of([&] { DurableFile::open(folder / "link"); }).find("(errno 40)"), std::string::npos);
+  EXPECT_NE(error_of([&] { DurableFile::open(folder / "sub"); }).find("not a regular file"),
             std::string::npos);
-  EXPECT_NE(message([&] { DurableFile::open(folder / "pipe"); }).find("not a regular file"),
+  EXPECT_NE(error_of([&] { DurableFile::open(folder / "pipe"); }).find("not a regular file"),
             std::string::npos);
-  EXPECT_NE(message([&] { DurableFile::open(folder / "none"); }).find("(errno 2)"), std::string::npos);
+  EXPECT_NE(error_of([&] { DurableFile::open(folder / "none"); }).find("(errno 2)"), std::string::npos);
 }
 
 TEST(DurableFile, ReadFileRefusesMoreThanTheLimitBeforeAllocating) {
   const TempFolder folder;
   test::write_all(folder / "a", "");
   fs::resize_file(folder / "a", uintmax_t{1} << 40);  // a hole
-  EXPECT_EQ(message([&] { read_file(folder / "a", 1000); }),
+  EXPECT_EQ(error_of([&] { read_file(folder / "a", 1000); }),
             (folder / "a").string() + ": expected at most 1000 bytes, got 1099511627776");
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "core/base/threads.h"
@@ -31,17 +30,6 @@ void expect_same_for_any_team(const F& compute) {
     }
   }
   set_num_threads(1);
-}
-
-/// The message of the Error that `call` throws, or "no error".
-template <class F>
-std::string error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 }  // namespace shoal::testing

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "core/ops/elementwise.h"
+#include "tests/support/error_of.h"
 #include "tests/support/same_bits.h"
 
 namespace shoal {

@@ -2,21 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
+
 namespace shoal {
 
-namespace {
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-}  // namespace
+using testing::error_of;
 
 TEST(Str, ConcatenatesAnythingPrintable) {
   EXPECT_EQ(str("a", 1, 'b', 2.5, std::string("c"), true), "a1b2.5c1");
@@ -34,7 +24,7 @@ TEST(ShoalCheck, PassesWhenTheConditionHolds) {
 
 TEST(ShoalCheck, NamesTheMessageAndTheSourceLine) {
   const int line = __LINE__ + 1;
-  EXPECT_EQ(message_of([] { SHOAL_CHECK(false, "add: expected ", 2, ", got ", 3); }),
+  EXPECT_EQ(error_of([] { SHOAL_CHECK(false, "add: expected ", 2, ", got ", 3); }),
             str("add: expected 2, got 3 [tests/core/base/error_test.cpp:", line, "]"));
 }
 
@@ -58,11 +48,11 @@ TEST(Error, CarriesItsExitCode) {
   EXPECT_EQ(UsageError("x").code(), ExitCode::usage);
   EXPECT_EQ(Error("x", ExitCode::done).code(), ExitCode::done);
   EXPECT_EQ(static_cast<int>(ExitCode::usage), 2);
-  EXPECT_EQ(message_of([] { throw UsageError("bad key"); }), "bad key");
+  EXPECT_EQ(error_of([] { throw UsageError("bad key"); }), "bad key");
 }
 
 TEST(CheckFailed, KeepsTheWholePathOfAFileOutsideTheTree) {
-  EXPECT_EQ(message_of([] { detail::check_failed("/elsewhere/x.cpp", 7, "m"); }), "m [/elsewhere/x.cpp:7]");
+  EXPECT_EQ(error_of([] { detail::check_failed("/elsewhere/x.cpp", 7, "m"); }), "m [/elsewhere/x.cpp:7]");
 }
 
 }  // namespace shoal

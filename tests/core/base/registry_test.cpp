@@ -3,22 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "tests/core/base/config_example.h"
+#include "tests/support/error_of.h"
 
 namespace shoal::test {
 
-namespace {
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-}  // namespace
+using testing::error_of;
 
 TEST(Registry, MakesTheChosenComponentWithItsOptions) {
   auto options = std::make_shared<TopKOptions>();
@@ -32,7 +21,7 @@ TEST(Registry, UsesDefaultOptionsForAChoiceWithoutAny) {
 }
 
 TEST(Registry, NamesTheNearestAndAllKindsForAnUnknownOne) {
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(error_of([] {
               GadgetRegistry::make(Choice{"topk", nullptr}, 8);
             }),
             "unknown kind 'topk', did you mean 'top_k'?; registered: hash | top_k");
@@ -44,7 +33,7 @@ TEST(Registry, RefusesASecondComponentOfTheSameName) {
     GadgetRegistry::add<HashOptions>("hash", "again",
                                      [](const HashOptions&, int) { return std::unique_ptr<Gadget>(); });
   };
-  EXPECT_NE(message_of(add_again).find("registry: 'hash' is registered twice"), std::string::npos);
+  EXPECT_NE(error_of(add_again).find("registry: 'hash' is registered twice"), std::string::npos);
   EXPECT_EQ(GadgetRegistry::instance().doc("hash"), "experts by token id");
 }
 

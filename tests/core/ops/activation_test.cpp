@@ -1,5 +1,6 @@
 #include "core/ops/activation.h"
 
+#include "tests/support/error_of.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/same_bits.h"

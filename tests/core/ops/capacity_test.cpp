@@ -2,6 +2,7 @@
 #include "core/base/random.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/routing.h"
+#include "tests/support/error_of.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/same_bits.h"

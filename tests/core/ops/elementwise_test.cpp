@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/autograd/accumulate.h"
+#include "tests/support/error_of.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/same_bits.h"

@@ -1,6 +1,7 @@
 #include "core/ops/embedding.h"
 
 #include "core/ops/elementwise.h"
+#include "tests/support/error_of.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/same_bits.h"

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/support/error_of.h"
 #include "tests/support/same_bits.h"
 
 namespace shoal {

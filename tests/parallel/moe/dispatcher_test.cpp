@@ -7,9 +7,13 @@
 
 #include "tests/parallel/communicator_suite.h"
 #include "tests/parallel/moe/dispatcher_suite.h"
+#include "tests/support/error_of.h"
 #include "tests/support/expect_close.h"
 
 namespace shoal {
+
+using testing::error_of;
+
 namespace {
 
 using testing::DispatchResult;
@@ -172,15 +176,6 @@ TEST(Dispatcher, EMP05FewerTokensThanRanks) {
     EXPECT_EQ(r.x_RD.size(0), world->rank() == 0 || world->rank() == 3 ? 1 : 0);
     for (const double v : r.dx_TD.to_vector<double>()) EXPECT_TRUE(std::isfinite(v) && v != 0);
   });
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(Dispatcher, LocalRefusesExpertParallelism) {

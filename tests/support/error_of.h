@@ -1,0 +1,21 @@
+// The message of an expected failure, so that a test can look into its text.
+#pragma once
+
+#include <string>
+
+#include "core/base/error.h"
+
+namespace shoal::testing {
+
+/// What the E that `call` throws says, or "no error". Other exceptions pass through.
+template <class E = Error, class F>
+std::string error_of(const F& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace shoal::testing
