@@ -13,8 +13,8 @@ namespace shoal {
 
 namespace {
 
-constexpr int64_t kMaxExperts =
-    64;  // every expert is a candidate of every token, and route() sorts at most this many
+// Every expert is a candidate of every token, and route() sorts at most this many.
+constexpr int64_t kMaxExperts = 64;
 
 class ExpertChoiceRouter final : public Router {
  public:
@@ -54,11 +54,12 @@ class ExpertChoiceRouter final : public Router {
  private:
   static void warn_once() {
     static std::once_flag once;
+    if (log::rank() != 0) return;
     std::call_once(once, [] {
       log::warn(
           "router expert_choice is not causal: in training each expert picks tokens of the whole sequence, "
-          "so the "
-          "training loss is too good; the validation loss uses each token's own top_k");
+          "so "
+          "the training loss is too good; the validation loss uses each token's own top_k");
     });
   }
   Tensor count(const Tensor& expert_ids_TK) const {

@@ -84,6 +84,14 @@ TEST(CommandLine, ConfigErrorsNameFileLineColumnAndAreReportedTogether) {
   EXPECT_FALSE(std::filesystem::exists(folder.path("runs"))) << "a refused config left something behind";
 }
 
+TEST(CommandLine, ARouterThatIsNotCausalSaysSoOnce) {
+  const ShoalFolder folder;
+  const Ended ended = folder.shoal(
+      2, {"train", "tiny.yaml", "run.steps=2", "parallel.ep=2", "model.moe.router=expert_choice"});
+  EXPECT_EQ(ended.code, 0) << ended.all();
+  EXPECT_EQ(count(ended.err, "warning: router expert_choice is not causal"), 1) << ended.all();
+}
+
 TEST(CommandLine, MissingFilesAreNamed) {
   const ShoalFolder folder;
   const Ended missing = folder.shoal({"train", "nowhere.yaml"});
