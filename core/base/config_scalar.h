@@ -24,7 +24,7 @@ enum class IntegerResult { ok, not_a_number, not_integral, out_of_range };
 IntegerResult parse_integer(std::string_view plain, int64_t& value);
 
 enum class NumberResult { ok, not_a_number, not_finite, out_of_range };
-NumberResult parse_number(std::string_view plain, double& value);
+NumberResult parse_number(std::string_view plain, double& value);  // decimal, or an integer as above
 
 /// Shortest text that reads back to the same double: "0.1", "1e-5", "1000".
 std::string format_number(double value);

@@ -73,8 +73,8 @@ struct Device {
   int index = 0;
   bool operator==(const Device&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, Device device);
-std::ostream& operator<<(std::ostream& out, DeviceType type);
+std::ostream& operator<<(std::ostream& out, Device device);    // cpu, cuda:1
+std::ostream& operator<<(std::ostream& out, DeviceType type);  // cpu
 
 /// Up to 6 dimensions, stored inline. A scalar has 0 dimensions and 1 element.
 class Shape {
