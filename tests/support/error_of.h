@@ -7,7 +7,7 @@
 
 namespace shoal::testing {
 
-/// What the E that `call` throws says, or "no error". Other exceptions pass through.
+/// What the E that `call` throws says; "" when it throws nothing. Other exceptions pass through.
 template <class E = Error, class F>
 std::string error_of(const F& call) {
   try {
@@ -15,7 +15,7 @@ std::string error_of(const F& call) {
   } catch (const E& e) {
     return e.what();
   }
-  return "no error";
+  return "";
 }
 
 }  // namespace shoal::testing

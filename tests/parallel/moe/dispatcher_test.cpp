@@ -203,7 +203,7 @@ TEST(Dispatcher, RefusesIdsAndTokensThatDoNotFit) {
       });
     };
     EXPECT_NE(dispatch({0, 4}).find("expert_ids_TK[1, 0] is 4"), std::string::npos) << kind;
-    EXPECT_NE(dispatch({0, 1, 2}), "no error") << kind;
+    EXPECT_NE(dispatch({0, 1, 2}), "") << kind;
     EXPECT_NE(error_of([&] { dispatcher->combine(x, x, nullptr).wait(); }).find("got none"),
               std::string::npos);
   }
