@@ -15,7 +15,8 @@ struct CosineRestartsOptions final : WarmupOptions {
   double cycle_growth = 1;
   void fields(FieldVisitor& v) override {
     WarmupOptions::fields(v);
-    v("cycle_steps", cycle_steps, "steps of the first cycle, which begins after the warm-up", at_least(1));
+    v("cycle_steps", cycle_steps, "steps of the first cycle, which begins after the warm-up",
+      in_range(1, kMaxCount));
     v("cycle_growth", cycle_growth, "each cycle is this many times as long as the one before",
       in_range(1, 100));
   }
