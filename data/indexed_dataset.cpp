@@ -241,10 +241,10 @@ void IndexedDataset::read(int64_t position, std::span<int32_t> out, int64_t voca
   const char* bytes = bin_.data() + position * item_bytes_;
   const int64_t bad = convert_any(dtype_, bytes, out, limit);
   if (bad < 0) return;
-  SHOAL_CHECK(
-      false, bin_.path(), ": token ", position + bad, ": expected an id in 0..", limit - 1, ", got ",
-      dtype_ == kI64 ? load<int64_t>(bin_, (position + bad) * 8) : int64_t{out[static_cast<size_t>(bad)]},
-      " (vocabulary size ", limit, "); was the data prepared with another tokenizer?");
+  throw UsageError(
+      str(bin_.path(), ": token ", position + bad, ": expected an id in 0..", limit - 1, ", got ",
+          dtype_ == kI64 ? load<int64_t>(bin_, (position + bad) * 8) : int64_t{out[static_cast<size_t>(bad)]},
+          " (vocabulary size ", limit, "); was the data prepared with another tokenizer?"));
 }
 
 void IndexedDataset::verify(int64_t vocab_size) const {

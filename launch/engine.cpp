@@ -86,6 +86,7 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   }
   reducer_->finish();
 
+  result.own_loss_finite = std::isfinite(lm) && std::isfinite(aux) && std::isfinite(z);
   const Tensor losses = Tensor::from(std::vector<double>{lm, aux, z}, Shape{3});
   mesh_.tokens().all_reduce(losses, ReduceOp::sum).wait();
   const std::vector<double> loss_sums = losses.to_vector<double>();
@@ -99,8 +100,10 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
 StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double learning_rate,
                              bool request_stop) {
   StepResult result = accumulate_gradients(micro_batches, request_stop);
-  // The norm has the same bits on every rank, so all ranks decide alike.
-  result.updated = std::isfinite(result.grad_norm) && result.labels > 0;
+  // All of these have the same bits on every rank, so all ranks decide alike.
+  const bool finite = std::isfinite(result.loss) && std::isfinite(result.aux_loss) &&
+                      std::isfinite(result.z_loss) && std::isfinite(result.grad_norm);
+  result.updated = finite && result.labels > 0;
   if (result.updated) {
     const bool clip = options_.clip_norm > 0 && result.grad_norm > options_.clip_norm;
     optimizer_->step(learning_rate, clip ? options_.clip_norm / result.grad_norm : 1);

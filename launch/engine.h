@@ -30,7 +30,8 @@ struct StepResult {
   double loss = 0, aux_loss = 0, z_loss = 0;  // nats per label; each with its coefficient where it has one
   double grad_norm = 0;                       // before clipping
   int64_t labels = 0, tokens = 0;
-  bool updated = false;         // false: gradients were not finite, or the step had no labels
+  bool updated = false;         // false: loss or gradients were not finite, or the step had no labels
+  bool own_loss_finite = true;  // of this rank's micro-batches
   bool stop_requested = false;  // some rank passed request_stop
   std::vector<MoeStepStats> moe;
 };

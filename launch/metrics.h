@@ -34,7 +34,7 @@ struct StepMetrics {
   double grad_norm = 0;      // before clipping
   double max_load = 0;       // max over MoE layers of max(counts) / mean(counts); 0 without MoE
   double dropped = 0;        // share over all MoE layers
-  int64_t skipped = 0;       // steps skipped so far because of non-finite gradients
+  int64_t skipped = 0;       // steps skipped so far for want of finite numbers or labels
   double tokens_per_s = 0, tflops = 0, mfu = 0, step_ms = 0;
   int64_t peak_bytes = 0;
   std::vector<LayerMetrics> layers;

@@ -14,6 +14,7 @@
 #include "core/base/threads.h"
 #include "core/ops/linear.h"
 #include "launch/console.h"
+#include "launch/finite.h"
 #include "launch/memory.h"
 #include "parallel/bootstrap.h"
 
@@ -163,6 +164,21 @@ std::vector<ModelBatch> Trainer::next_micro_batches() {
   return batches;
 }
 
+void Trainer::note_update(const StepResult& result) {
+  if (result.updated) {
+    not_finite_in_a_row_ = 0;
+    return;
+  }
+  progress_.skipped++;
+  not_finite_in_a_row_ += result.labels > 0;
+  const auto skipped = static_cast<uint64_t>(progress_.skipped);
+  if (skipped > 8 && !std::has_single_bit(skipped)) return;
+  const std::string why =
+      result.labels == 0 ? "the step has no labels" : where_not_finite(*engine_, result.own_loss_finite);
+  if (world_->rank() == 0)
+    log::warn("step ", progress_.step, ": no update, ", why, " (", progress_.skipped, " skipped so far)");
+}
+
 StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_requested) {
   const double begin = now_seconds();
   const std::vector<ModelBatch> batches = next_micro_batches();
@@ -176,18 +192,7 @@ StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_reque
   progress_.tokens += config_.data.global_batch * config_.data.seq_len;
   progress_.samples += config_.data.global_batch;
   progress_.optimizer_steps = engine_->optimizer().num_steps();
-  if (!result.updated) {
-    progress_.skipped++;
-    skipped_in_a_row_ += result.labels > 0;
-    const uint64_t skipped = static_cast<uint64_t>(progress_.skipped);
-    if (world_->rank() == 0 && (skipped <= 8 || std::has_single_bit(skipped))) {
-      log::warn("step ", step, ": no update, ",
-                result.labels == 0 ? "the step has no labels" : "the gradient norm is not finite", " (",
-                progress_.skipped, " skipped so far)");
-    }
-  } else {
-    skipped_in_a_row_ = 0;
-  }
+  note_update(result);
   metrics.tokens = progress_.tokens;
   metrics.skipped = progress_.skipped;
   metrics.loss = result.loss;
@@ -274,8 +279,41 @@ void Trainer::log_evaluation(const EvalMetrics& metrics) {
   log::info(eval_line(metrics));
 }
 
+void Trainer::evaluate_if_due() {
+  const int64_t step = progress_.step;
+  const bool last = step == config_.run.steps;
+  const bool due = config_.eval.every > 0 && step > 0 && step % config_.eval.every == 0;
+  if (!data_.validation || !(due || (last && config_.eval.at_end))) return;
+  const EvalMetrics metrics = evaluate();
+  log_evaluation(metrics);
+  if (last && metrics.tokens > 0 && !std::isfinite(metrics.loss))
+    diverged_ = str("the validation loss of step ", step, " is not finite");
+}
+
+// Weights whose first use gave no finite loss must not push out older checkpoints: a save that is due waits
+// for a step with finite numbers.
+void Trainer::save_if_due(bool stop) {
+  const int64_t step = progress_.step;
+  const bool last = step == config_.run.steps;
+  const bool due = config_.checkpoint.every > 0 && step > 0 && step % config_.checkpoint.every == 0;
+  save_due_ |= due || (last && config_.checkpoint.at_end) || stop;
+  if (!save_due_) return;
+  if (not_finite_in_a_row_ == 0) {
+    save_due_ = false;
+    save();
+  } else if (stop) {
+    save_failed_ = true;
+    if (world_->rank() == 0)
+      log::warn("checkpoint of step ", step, " was not saved: the step had no finite loss and gradient");
+  }
+}
+
 void Trainer::save() {
   if (last_saved_ == progress_.step) return;
+  if (const std::string bad = first_not_finite(engine_->state(), *world_); !bad.empty()) {
+    diverged_ = str("after step ", progress_.step, " ", bad, " is not finite");
+    return;
+  }
   const double begin = now_seconds();
   log::status(str("saving the checkpoint of step ", progress_.step));
   const std::string problem =
@@ -334,33 +372,40 @@ TrainEnd Trainer::run() {
     return PrefetchingLoader::Range{first, micro};
   });
 
-  bool stop = false, diverged = false;
-  for (int64_t step = first_step_; step <= steps && !stop && !diverged; step++) {
+  bool stop = false;
+  if (steps == 0) {
+    evaluate_if_due();
+    if (diverged_.empty()) save_if_due(false);
+  }
+  for (int64_t step = first_step_; step <= steps && !stop && diverged_.empty(); step++) {
     const StepMetrics metrics = train_step(step, stop_signal_seen(), stop);
     const bool last = step == steps;
-    diverged = skipped_in_a_row_ >= kMaxSkippedInARow;
-    if (step % config_.run.log_every == 0 || step == 1 || last || stop || diverged) log_step(metrics);
+    if (not_finite_in_a_row_ >= kMaxSkippedInARow || (last && not_finite_in_a_row_ > 0)) {
+      diverged_ = not_finite_in_a_row_ == 1
+                      ? std::string("the last step had no finite loss and gradient")
+                      : str("no finite loss and gradient in the last ", not_finite_in_a_row_, " steps");
+    }
+    if (step % config_.run.log_every == 0 || step == 1 || last || stop || !diverged_.empty())
+      log_step(metrics);
     show_status();
-    if (diverged) break;
-    const bool eval_due = config_.eval.every > 0 && step % config_.eval.every == 0;
-    if (data_.validation && (eval_due || (last && config_.eval.at_end))) log_evaluation(evaluate());
-    const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
-    if (save_due || (last && config_.checkpoint.at_end) || stop) save();
+    if (diverged_.empty()) evaluate_if_due();
+    if (diverged_.empty()) save_if_due(stop);
   }
   prefetch_.reset();
-  if (steps == 0) {
-    if (data_.validation && config_.eval.at_end) log_evaluation(evaluate());
-    if (config_.checkpoint.at_end) save();
-  }
-  return finish(stop && progress_.step < steps, diverged);
+  return finish(stop && progress_.step < steps);
 }
 
-TrainEnd Trainer::finish(bool stopped, bool diverged) {
+TrainEnd Trainer::finish(bool stopped) {
+  if (diverged_.empty() && !stopped) {
+    if (const std::string bad = first_not_finite(engine_->state(), *world_); !bad.empty())
+      diverged_ = str("after the last step ", bad, " is not finite");
+  }
   const bool speaks = world_->rank() == 0;
-  if (diverged) {
+  if (!diverged_.empty()) {
     if (speaks) {
-      log::warn("training diverged: no finite gradient in the last ", kMaxSkippedInARow,
-                " steps; lower optim.learning_rate or go on from an older checkpoint");
+      log::warn("training diverged: ", diverged_, "; the newest checkpoint is of ",
+                last_saved_ < 0 ? std::string("no step") : str("step ", last_saved_),
+                "; lower optim.learning_rate or go on from an older checkpoint");
     }
     return TrainEnd::diverged;
   }

@@ -37,7 +37,8 @@ EvalMetrics evaluate_model(TrainEngine& engine, const TrainData& data, const Tra
                            int64_t step);
 
 /// How a training ended. not_saved: with the last step, or on request, but its checkpoint could not be
-/// written. diverged: kMaxSkippedInARow steps one after the other had no finite gradient.
+/// written. diverged: kMaxSkippedInARow steps one after the other, or the last one, had no finite loss and
+/// gradient, or the weights or the last validation loss are not finite.
 enum class TrainEnd { done, already_done, stopped, not_saved, diverged };
 constexpr int64_t kMaxSkippedInARow = 100;
 
@@ -46,7 +47,7 @@ struct Progress {
   int64_t step = 0;     // optimizer steps asked for so far, skipped ones included
   int64_t tokens = 0;   // consumed
   int64_t samples = 0;  // consumed: the data position
-  int64_t skipped = 0;  // steps without an update because of non-finite gradients
+  int64_t skipped = 0;  // steps without an update: not finite, or no labels
   int64_t optimizer_steps = 0;
   uint64_t data_fingerprint = 0;
   std::string to_json() const;
@@ -78,12 +79,15 @@ class Trainer {
   void check_resumed_config(const LoadedCheckpoint& found);
   StepMetrics train_step(int64_t step, bool stop_signal, bool& stop_requested);
   std::vector<ModelBatch> next_micro_batches();
+  void note_update(const StepResult& result);
   void log_step(const StepMetrics& metrics);
   void show_status();
   double eta_seconds() const;
   void log_evaluation(const EvalMetrics& metrics);
+  void evaluate_if_due();
+  void save_if_due(bool stop);
   void save();
-  TrainEnd finish(bool stopped, bool diverged);
+  TrainEnd finish(bool stopped);
 
   LoadedConfig loaded_;
   TrainConfig& config_;
@@ -99,10 +103,13 @@ class Trainer {
   MetricsWriter metrics_;
   Progress progress_;
   int64_t micro_batch_ = 1, num_micro_batches_ = 1;
-  int64_t last_saved_ = -1, lines_ = 0, skipped_in_a_row_ = 0;
-  bool save_failed_ = false;     // the newest attempt
-  double peak_flops_ = 0;        // measured GEMM rate of all ranks together
-  double seconds_in_steps_ = 0;  // since the last log line, evaluation and saving excluded
+  int64_t last_saved_ = -1, lines_ = 0;
+  int64_t not_finite_in_a_row_ = 0;  // steps; none of them is followed by a save
+  bool save_due_ = false;            // put off until a step is finite
+  bool save_failed_ = false;         // the newest attempt
+  std::string diverged_;             // why the training cannot go on; the same on every rank
+  double peak_flops_ = 0;            // measured GEMM rate of all ranks together
+  double seconds_in_steps_ = 0;      // since the last log line, evaluation and saving excluded
   int64_t tokens_in_steps_ = 0, steps_timed_ = 0;
   double mean_step_seconds_ = 0;  // for the ETA
   StepTable table_;

@@ -14,19 +14,23 @@
 #include <cstdlib>
 #include <fstream>
 #include <new>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <thread>
+#include <type_traits>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/base/random.h"
+#include "core/base/text.h"
 #include "parallel/mpi_communicator.h"
 
 namespace shoal {
 
 namespace {
 
-/// How long a rank with a UsageError waits to learn whether all ranks have the same one.
+/// How long a failing rank waits to learn which others have failed.
 constexpr auto kAgreementTime = std::chrono::seconds(2);
 /// From printing a message to the abort.
 constexpr auto kPrintTime = std::chrono::milliseconds(300);
@@ -56,10 +60,11 @@ int usable_cores() {
   return CPU_COUNT(&set);
 }
 
-void print_error(int rank, int size, const std::string& message) {
+/// `ranks`: all that failed with this message, ascending. What befalls every rank alike is not about ranks.
+void print_error(const std::vector<int>& ranks, int size, const std::string& message) {
   std::fflush(stdout);
-  if (size > 1) {
-    std::fprintf(stderr, "[rank %d] error: %s\n", rank, message.c_str());
+  if (std::ssize(ranks) < size) {
+    std::fprintf(stderr, "[%s] error: %s\n", rank_list(ranks).c_str(), message.c_str());
   } else {
     std::fprintf(stderr, "error: %s\n", message.c_str());
   }
@@ -144,38 +149,62 @@ void warn_about_launcher(int size) {
   }
 }
 
-/// True when all ranks fail with this message and nobody has a call in flight. Gives up after kAgreementTime.
-bool all_ranks_agree(MPI_Comm comm, int size, const std::string& message) {
-  const std::array<uint64_t, 2> mine = {stream_id(message), num_open_mpi_calls()};
-  std::vector<uint64_t> all(2 * static_cast<size_t>(size));
-  MPI_Request request = MPI_REQUEST_NULL;
-  if (MPI_Iallgather(mine.data(), 2, MPI_UINT64_T, all.data(), 2, MPI_UINT64_T, comm, &request) !=
-      MPI_SUCCESS)
-    return false;
+/// What a failing rank tells the others.
+struct Note {
+  uint64_t message = 0;     // its stream_id
+  uint64_t open_calls = 0;  // collectives in flight
+  uint64_t code = 0;
+};
+static_assert(std::is_trivially_copyable_v<Note>);
+
+/// Notes of all ranks that fail within kAgreementTime, by rank; nullopt for the others. Every failing rank
+/// sends its note to all: a collective would tell nothing when one rank is missing.
+std::vector<std::optional<Note>> exchange_notes(MPI_Comm comm, int rank, int size, const Note& mine) {
+  const auto ranks = static_cast<size_t>(size);
+  // Kept for good: MPI may still write here when the time is over; the caller then aborts the job.
+  static std::vector<Note> notes;
+  static std::vector<MPI_Request> receives, sends;
+  notes.assign(ranks, mine);
+  receives.assign(ranks, MPI_REQUEST_NULL);
+  sends.assign(ranks, MPI_REQUEST_NULL);
+  for (int r = 0; r < size; r++) {
+    if (r == rank) continue;
+    const auto i = static_cast<size_t>(r);
+    MPI_Irecv(&notes[i], sizeof(Note), MPI_BYTE, r, 0, comm, &receives[i]);
+    MPI_Isend(&mine, sizeof(Note), MPI_BYTE, r, 0, comm, &sends[i]);
+  }
   const auto deadline = std::chrono::steady_clock::now() + kAgreementTime;
-  int complete = 0;
-  while (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && complete == 0) {
-    if (std::chrono::steady_clock::now() > deadline) {
-      // MPI may still write into `all`; the caller aborts the job.
-      static std::vector<uint64_t> kept;
-      kept.swap(all);
-      return false;
-    }
+  int received = 0, sent = 0;
+  while (received == 0 || sent == 0) {
+    MPI_Testall(size, receives.data(), &received, MPI_STATUSES_IGNORE);
+    MPI_Testall(size, sends.data(), &sent, MPI_STATUSES_IGNORE);
+    if (std::chrono::steady_clock::now() > deadline) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  for (size_t r = 0; r < static_cast<size_t>(size); r++) {
-    if (all[2 * r] != mine[0] || all[2 * r + 1] != 0) return false;
+  std::vector<std::optional<Note>> known(ranks);
+  for (size_t i = 0; i < ranks; i++) {
+    int complete = 1;
+    if (receives[i] != MPI_REQUEST_NULL) MPI_Request_get_status(receives[i], &complete, MPI_STATUS_IGNORE);
+    if (complete != 0) known[i] = notes[i];
   }
-  return true;
+  return known;
 }
 
-/// Prints and ends the job, or returns when all ranks may leave through MPI_Finalize.
-void report(MPI_Comm agreement, int rank, int size, const Failure& failure) {
-  if (failure.code == ExitCode::usage && all_ranks_agree(agreement, size, failure.message)) {
-    if (rank == 0) print_error(0, 1, failure.message);
-    return;
+/// Prints and ends the job, or returns when all ranks may leave through MPI_Finalize: all have failed and
+/// nobody has a call in flight. Ranks with the same message speak once, through the lowest of them.
+void report(MPI_Comm comm, int rank, int size, const Failure& failure) {
+  static Note mine;
+  mine = {stream_id(failure.message), num_open_mpi_calls(), static_cast<uint64_t>(failure.code)};
+  const std::vector<std::optional<Note>> notes = exchange_notes(comm, rank, size, mine);
+  bool all_may_leave = true;
+  std::vector<int> alike;
+  for (int r = 0; r < size; r++) {
+    const std::optional<Note>& note = notes[static_cast<size_t>(r)];
+    all_may_leave &= note && note->open_calls == 0 && note->code == mine.code;
+    if (note && note->message == mine.message && note->code == mine.code) alike.push_back(r);
   }
-  print_error(rank, size, failure.message);
+  if (alike.front() == rank) print_error(alike, size, failure.message);
+  if (all_may_leave) return;
   // mpirun drops what is still in its pipes when a job aborts.
   std::this_thread::sleep_for(kPrintTime);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(failure.code));
@@ -231,7 +260,7 @@ int run_world(const std::function<int(const std::shared_ptr<Communicator>& world
   if (info.mpi) return run_mpi_world(info, body);
   Failure failure;
   const int code = run_body(body, make_single_communicator(), failure);
-  if (failure.failed) print_error(0, 1, failure.message);
+  if (failure.failed) print_error({0}, 1, failure.message);
   return code;
 }
 

@@ -19,9 +19,10 @@ LaunchInfo launch_info();
 
 /// Runs body(world) and returns the process' exit code (an ExitCode value). Under mpirun/srun the world is
 /// MPI (started here, MPI_THREAD_FUNNELED; ranks yield while waiting when there are more ranks than cores on
-/// this host), otherwise a group of one without MPI. An exception is printed once as "[rank N] error: ..."
-/// and ends every rank of the job (MPI_Abort) with the error's exit code; a UsageError that all ranks throw
-/// alike is printed by rank 0 only.
+/// this host), otherwise a group of one without MPI. An exception is printed as "[rank N] error: ..." and
+/// ends every rank of the job (MPI_Abort) with the error's exit code; ranks that fail with the same message
+/// print it once ("[ranks 1, 3] error: ...", or "error: ..." for all of them), and when all ranks fail with
+/// no call in flight they leave without an abort.
 int run_world(const std::function<int(const std::shared_ptr<Communicator>& world)>& body);
 
 /// "Open MPI 4.1.4" for `shoal --version`.

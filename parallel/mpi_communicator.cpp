@@ -56,6 +56,7 @@ struct MpiGroup {
   int rank = 0, size = 1;
   std::string name;
   uint64_t num_calls = 0;
+  std::thread::id thread = std::this_thread::get_id();
 };
 
 /// One call in flight: up to three stages, each a set of messages; between them the arithmetic.
@@ -377,6 +378,10 @@ class MpiCommunicator final : public CheckedCommunicator {
 
  private:
   Work begin(CollectiveCall call) {
+    // MPI is started with MPI_THREAD_FUNNELED; a second thread in it would crash rarely and far from here.
+    SHOAL_CHECK(std::this_thread::get_id() == group_->thread, group_->where(call.signature.text()),
+                ": expected the thread that started MPI, got another one; collect in that thread what others "
+                "have to send");
     auto started = std::make_shared<MpiCall>(group_, std::move(call));
     started->begin();
     if (!started->done()) open_calls().push_back(started);

@@ -208,7 +208,7 @@ declare -A asan_filters=(
 # shellcheck disable=SC2034
 declare -A tsan_filters=(
   [data]='*Prefetch*'
-  [launch]='Trainer.RE_01*:CheckpointStore.*-*LargeTensors*'
+  [launch]='Trainer.RE_01*:Trainer.RS_09*:Trainer.RS_11*:Trainer.LR_03*:CheckpointStore.*-*LargeTensors*'
   [parallel]='-RunWorld.*' # starts MPI, which is not built for TSan
   [parity]='Parity.*'
 )

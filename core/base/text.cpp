@@ -90,6 +90,19 @@ std::string join(const std::vector<std::string>& items, std::string_view separat
   return out;
 }
 
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) end++;
+    if (i > 0) out += ", ";
+    out += std::to_string(ranks[i]);
+    if (end - i > 1) out += (end - i > 2 ? "-" : ", ") + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
 std::string human_count(double value) {
   static constexpr const char* kUnits[] = {"", " K", " M", " G", " T", " P"};
   size_t unit = 0;

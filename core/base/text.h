@@ -19,6 +19,9 @@ std::string shown(std::string_view text);
 
 std::string join(const std::vector<std::string>& items, std::string_view separator);  // "a, b, c"
 
+/// "rank 3", "ranks 0-2, 5" for ascending ranks.
+std::string rank_list(const std::vector<int>& ranks);
+
 /// 1234567 -> "1.23 M"; 950 -> "950".
 std::string human_count(double value);
 /// Bytes with binary units: "1.50 GiB".

@@ -10,8 +10,6 @@ namespace shoal {
 
 namespace {
 
-constexpr int64_t kMaxTopK = 64;
-
 void check_spec(const RouteSpec& spec, int64_t num_experts) {
   SHOAL_CHECK(spec.top_k >= 1 && spec.top_k <= std::min(num_experts, kMaxTopK),
               "route: expected top_k in 1..", std::min(num_experts, kMaxTopK), " for ", num_experts,

@@ -11,6 +11,9 @@
 
 namespace shoal {
 
+/// Limit of top_k, top_groups and group_score_top: a token keeps its choices on the stack.
+constexpr int64_t kMaxTopK = 64;
+
 enum class RouterScore : uint8_t { softmax, sigmoid, sqrt_softplus };
 
 struct RouteSpec {

@@ -24,10 +24,10 @@ struct TopKOptions final : RouterOptions {
     v("normalize", normalize, "divide the selected weights by their sum + 1e-20");
     v("scale", scale, "factor on the weights, after normalising", in_range(1e-6, 1e6));
     v("num_groups", num_groups, "experts in this many equal groups for group-limited routing; 1: off",
-      in_range(1, 1 << 20));
-    v("top_groups", top_groups, "groups a token may use", in_range(1, 1 << 20));
+      at_least(1));
+    v("top_groups", top_groups, "groups a token may use", in_range(1, kMaxTopK));
     v("group_score_top", group_score_top,
-      "a group's score: the sum of its best this many biased scores (1: its maximum)", in_range(1, 1 << 20));
+      "a group's score: the sum of its best this many biased scores (1: its maximum)", in_range(1, kMaxTopK));
     v("aux_coeff", aux_coeff, "load-balancing loss (1.0 = perfect balance before the coefficient); 0: off",
       in_range(0, 1e6));
     v("aux_scope", aux_scope,
@@ -38,6 +38,9 @@ struct TopKOptions final : RouterOptions {
       in_range(0, 1));
   }
   std::string problem(int64_t num_experts, int64_t top_k) const override {
+    if (top_k > kMaxTopK)
+      return str("router top_k: expected top_k of at most ", kMaxTopK, ", got ", top_k,
+                 "; lower model.moe.top_k");
     const bool divides = num_experts % num_groups == 0;
     const int64_t per_group = divides ? num_experts / num_groups : 0;
     if (divides && top_groups <= num_groups && top_groups * per_group >= top_k &&

@@ -56,7 +56,7 @@ TEST(BatchLoader, SequentialWindowsOverlapByTheLabelOnly) {
   EXPECT_EQ(loader.batch(0, 0).tokens_BS.size(), 0U);
 }
 
-TEST(BatchLoader, DT_05_EpochsArePermutationsInDifferentOrdersAndRanksShareThem) {
+TEST(BatchLoader, DT_05_RS_05_EpochsArePermutationsInDifferentOrdersAndRanksShareThem) {
   const TempFolder folder;
   const BatchLoader loader(loader_options("shuffle"),
                            {{whole(counting_dataset(folder / "t", 12 * 4 + 1)), 1}}, 4, 0);

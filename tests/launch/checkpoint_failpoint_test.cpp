@@ -138,7 +138,7 @@ TEST(CheckpointFailpoint, AnErrorOnAnyRankGivesTheSameMessageOnAllAndLeavesTheOl
   }
 }
 
-TEST(CheckpointFailpoint, CK01AfterAKillAtAnyPointTheNewestWholeCheckpointIsFound) {
+TEST(CheckpointFailpoint, CK_01_H5_03_AfterAKillAtAnyPointTheNewestWholeCheckpointIsFound) {
   for (const std::string& point : all_points()) {
     const TempFolder folder;
     {
@@ -167,7 +167,7 @@ TEST(CheckpointFailpoint, CK01AfterAKillAtAnyPointTheNewestWholeCheckpointIsFoun
   }
 }
 
-TEST(CheckpointFailpoint, CK01AfterAKillAtARandomMomentOfManySavesNothingCommittedIsLost) {
+TEST(CheckpointFailpoint, CK_01_AfterAKillAtARandomMomentOfManySavesNothingCommittedIsLost) {
   const RandomStream random(3, "kills");
   for (uint64_t trial = 0; trial < 30; trial++) {
     const TempFolder folder;
@@ -211,7 +211,7 @@ TEST(CheckpointFailpoint, CK01AfterAKillAtARandomMomentOfManySavesNothingCommitt
   }
 }
 
-TEST(CheckpointFailpoint, CK07NothingNamesACheckpointBeforeAllRanksAreDone) {
+TEST(CheckpointFailpoint, CK_07_NothingNamesACheckpointBeforeAllRanksAreDone) {
   // Rank 0 has done its part when rank 1 fails: the folder must never have shown step 2.
   const TempFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& group) {

@@ -47,7 +47,7 @@ TEST(CheckpointRetention, MultiplesOfKeepEveryAreNeverPruned) {
   EXPECT_EQ(steps(folder), (std::vector<int64_t>{11, 10, 8, 4}));
 }
 
-TEST(CheckpointRetention, CK03TheLastGoodOneSurvivesAFailedSave) {
+TEST(CheckpointRetention, CK_03_TheLastGoodOneSurvivesAFailedSave) {
   const TempFolder folder;
   EXPECT_EQ(save(folder, 1, 1), "");
   const auto group = make_single_communicator();
@@ -79,7 +79,7 @@ TEST(CheckpointRetention, DamagedOnesDoNotCountAgainstGoodOnes) {
             (std::set<std::string>{"step-000000001", "step-000000002", "step-000000003", "step-000000004"}));
 }
 
-TEST(CheckpointRetention, CK03DirectoriesRenamedOrDeletedByHandAreTolerated) {
+TEST(CheckpointRetention, CK_03_DirectoriesRenamedOrDeletedByHandAreTolerated) {
   const TempFolder folder;
   for (const int64_t step : {1, 2, 3}) EXPECT_EQ(save(folder, step, 0), "");
   test::fs::rename(folder / "step-000000002", folder / "best");

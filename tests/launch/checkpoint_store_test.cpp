@@ -53,7 +53,7 @@ TEST(CheckpointStore, EveryDtypeAndShapeSavedByTwoRanksLoadsOnAnyNumber) {
   }
 }
 
-TEST(CheckpointStore, RE01ExpertWeightsAndMomentsSurviveAChangeOfExpertParallelismAndBack) {
+TEST(CheckpointStore, RE_01_ExpertWeightsAndMomentsSurviveAChangeOfExpertParallelismAndBack) {
   std::vector<Logical> model;
   for (const char* prefix : {"model/", "optim/m/", "optim/v/"})
     model.push_back({str(prefix, "layers.0.experts.up"), DType::f32, {4, 6, 3}, 0});
@@ -75,7 +75,7 @@ TEST(CheckpointStore, RE01ExpertWeightsAndMomentsSurviveAChangeOfExpertParalleli
   load_with(2, four.path(), 3, model);
 }
 
-TEST(CheckpointStore, RE03GateAndUpHalvesAreCutSeparatelyAndReassemble) {
+TEST(CheckpointStore, RE_03_GateAndUpHalvesAreCutSeparatelyAndReassemble) {
   // [2, F, D]: half 0 is the gate, filled with 1, half 1 is up, filled with 2; sharded over F.
   const int64_t F = 8, D = 3;
   const TempFolder folder;
@@ -105,7 +105,7 @@ TEST(CheckpointStore, RE03GateAndUpHalvesAreCutSeparatelyAndReassemble) {
     });
 }
 
-TEST(CheckpointStore, H501RanksThatOwnNothingTakePart) {
+TEST(CheckpointStore, H5_01_RanksThatOwnNothingTakePart) {
   // 4 ranks, 2 experts: ranks 2 and 3 hold no row of anything.
   const std::vector<Logical> model = {{"model/experts", DType::f32, {2, 5}, 0}};
   const TempFolder folder;
@@ -121,7 +121,7 @@ TEST(CheckpointStore, H501RanksThatOwnNothingTakePart) {
             (std::set<std::string>{"MANIFEST.json", "config.yaml", "state.json", "w0000.h5", "w0001.h5"}));
 }
 
-TEST(CheckpointStore, H505UnevenShardsWithEmptyRanksKeepTheirOrder) {
+TEST(CheckpointStore, H5_05_UnevenShardsWithEmptyRanksKeepTheirOrder) {
   const std::vector<int64_t> sizes = {3, 0, 5, 0};
   const std::vector<Logical> model = {{"model/rows", DType::i32, {8, 2}, 0}};
   const TempFolder folder;
@@ -148,7 +148,7 @@ TEST(CheckpointStore, EqualCopiesAreWrittenOnceAndInTurns) {
   load_with(2, folder.path(), 1, model);
 }
 
-TEST(CheckpointStore, RS13SavingWhatWasLoadedGivesTheSameBytes) {
+TEST(CheckpointStore, RS_13_SavingWhatWasLoadedGivesTheSameBytes) {
   const TempFolder first, second;
   save_with(3, first.path(), 5, test::mixed_model());
   run_ranks(3, [&](const std::shared_ptr<Communicator>& group) {
@@ -178,7 +178,7 @@ TEST(CheckpointStore, LargeTensorsCrossBlockAndBufferBorders) {
   load_with(3, folder.path(), 2, {narrow});
 }
 
-TEST(CheckpointStore, RS07AnUnmetRequestIsAnErrorAndAnEmptyFolderIsNot) {
+TEST(CheckpointStore, RS_07_AnUnmetRequestIsAnErrorAndAnEmptyFolderIsNot) {
   const TempFolder folder;
   const auto group = make_single_communicator();
   for (const auto& path : {folder.path(), folder / "missing"}) {
@@ -195,7 +195,7 @@ TEST(CheckpointStore, RS07AnUnmetRequestIsAnErrorAndAnEmptyFolderIsNot) {
             str("checkpoint of step 20 in ", folder.path().string(), ": not found; it holds steps 10"));
 }
 
-TEST(CheckpointStore, CK09EveryMismatchIsNamedInOneErrorOnAllRanks) {
+TEST(CheckpointStore, CK_09_EveryMismatchIsNamedInOneErrorOnAllRanks) {
   const TempFolder folder;
   save_with(2, folder.path(), 1,
             {{"model/w", DType::f32, {8, 2}},

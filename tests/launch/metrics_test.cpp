@@ -130,7 +130,7 @@ TEST_F(Metrics, RunRowIsFirstAndMustBeAnObject) {
   EXPECT_EQ(rows().size(), 2U);
 }
 
-TEST_F(Metrics, LG03_ResumeAfterCrashHasEachStepOnceWithTheUninterruptedValues) {
+TEST_F(Metrics, LG_03_ResumeAfterCrashHasEachStepOnceWithTheUninterruptedValues) {
   MetricsWriter uninterrupted(file_);
   uninterrupted.begin(-1);
   uninterrupted.write_run(R"({"name":"r"})");
@@ -149,7 +149,7 @@ TEST_F(Metrics, LG03_ResumeAfterCrashHasEachStepOnceWithTheUninterruptedValues) 
   EXPECT_EQ(content(), expected);
 }
 
-TEST_F(Metrics, LG03_ResumeKeepsTheEvaluationOfTheCheckpointStep) {
+TEST_F(Metrics, LG_03_ResumeKeepsTheEvaluationOfTheCheckpointStep) {
   MetricsWriter writer(file_);
   writer.begin(-1);
   train(writer, 1, 12);
@@ -159,7 +159,7 @@ TEST_F(Metrics, LG03_ResumeKeepsTheEvaluationOfTheCheckpointStep) {
   EXPECT_EQ(rows().back()["step"], 10);
 }
 
-TEST_F(Metrics, LG03_NewRunReplacesOldRowsAndResumeWithoutAFileStartsOne) {
+TEST_F(Metrics, LG_03_NewRunReplacesOldRowsAndResumeWithoutAFileStartsOne) {
   MetricsWriter writer(file_);
   writer.begin(40);
   EXPECT_EQ(content(), "");

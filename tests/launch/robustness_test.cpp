@@ -5,6 +5,7 @@
 
 #include "core/base/threads.h"
 #include "launch/console.h"
+#include "launch/finite.h"
 #include "launch/trainer.h"
 #include "tests/support/tiny_run.h"
 
@@ -68,6 +69,47 @@ TEST(Robustness, TrainingThatHasNoFiniteGradientForLongEndsAsDiverged) {
   EXPECT_FALSE(std::filesystem::exists(run.checkpoint(outcome.rows.back()["step"])));
 }
 
+TEST(Robustness, ShortTrainingThatEndsWithoutAFiniteGradientIsNoSuccessAndKeepsTheOlderCheckpoints) {
+  const char* keep = "checkpoint={every: 2, keep_last: 1}";
+  TinyRun run;
+  ASSERT_EQ(run.train(2, {"run.steps=4", keep}).end, TrainEnd::done);
+  const RunOutcome outcome = run.train(2, {"run.steps=9", "optim.learning_rate=1e30", "optim.clip_norm=0",
+                                           "run.allow_config_change=true", keep});
+  EXPECT_EQ(outcome.end, TrainEnd::diverged);
+  EXPECT_GT(outcome.rows.back()["skipped"], 0);
+  EXPECT_TRUE(std::filesystem::exists(run.checkpoint(4))) << "the last good one is gone";
+  for (int64_t step = 5; step <= 9; step++)
+    EXPECT_FALSE(std::filesystem::exists(run.checkpoint(step))) << step;
+}
+
+TEST(Robustness, WeightsThatOverflowInTheLastStepAreNoSuccess) {
+  TinyRun run;
+  const RunOutcome outcome = run.train(
+      2, {"run.steps=1", "optim={learning_rate: 1e300, optimizer: sgd, clip_norm: 0}", "eval.at_end=false"});
+  EXPECT_EQ(outcome.end, TrainEnd::diverged);
+  EXPECT_FALSE(std::filesystem::exists(run.checkpoint(1)));
+  const RunOutcome unsaved =
+      run.train(2, {"run.steps=1", "optim={learning_rate: 1e300, optimizer: sgd, clip_norm: 0}",
+                    "eval.at_end=false", "checkpoint.at_end=false"});
+  EXPECT_EQ(unsaved.end, TrainEnd::diverged);
+}
+
+TEST(Robustness, FirstTensorThatIsNotFiniteIsNamedWithItsRanks) {
+  run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
+    std::vector<StateTensor> state(3);
+    for (size_t i = 0; i < 3; i++) {
+      state[i].name = str("tensor ", i);
+      state[i].value = Tensor::zeros({3}, i == 1 ? DType::f32 : DType::f64);
+    }
+    state[0].value = Tensor::zeros({3}, DType::i64);
+    EXPECT_EQ(first_not_finite(state, *world), "");
+    if (world->rank() != 1) state[2].value.data<double>()[2] = std::numeric_limits<double>::infinity();
+    EXPECT_EQ(first_not_finite(state, *world), "tensor 2 on ranks 0, 2, 3");
+    if (world->rank() == 1) state[1].value.data<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(first_not_finite(state, *world), "tensor 1 on rank 1");
+  });
+}
+
 TEST(Robustness, ResultOfForeignMetricsRowsIsSaidToBeUnknown) {
   const TemporaryFolder folder;
   const auto file = folder / "metrics.jsonl";
@@ -116,7 +158,7 @@ std::string config_problem(const std::vector<std::string>& overrides) {
   });
 }
 
-TEST(Robustness, RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
+TEST(Robustness, CF_03_CF_05_RulesBetweenKeysAreCheckedBeforeAnyDataIsRead) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"model.position.rotary_size=3"}, "config model.position (command line): rope: expected an even"},
       {{"model.position.rotary_size=100"}, "at most the head size (8), got 100"},

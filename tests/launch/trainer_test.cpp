@@ -14,7 +14,7 @@ TEST(Trainer, LossFallsOnLearnableText) {
   EXPECT_GT(outcome.rows.front()["loss"], 5.0);
 }
 
-TEST(Trainer, RS_13_ResumedRunIsBitEqualToTheUninterruptedOneLogRowsIncluded) {
+TEST(Trainer, RS_03_RS_13_ResumedRunIsBitEqualToTheUninterruptedOneLogRowsIncluded) {
   for (const int ranks : {1, 2}) {
     TinyRun run;
     const RunOutcome whole = run.train(ranks, {"parallel.ep=auto"});

@@ -80,7 +80,7 @@ TEST(FfnHidden, AutoIsEightThirdsRoundedUpTo128WhenGatedElseFourTimes) {
   EXPECT_EQ(auto_ffn_hidden(512, false), 2048);
 }
 
-TEST(TransformerOptions, EveryViolatedRuleIsNamedAtOnce) {
+TEST(TransformerOptions, CF_03_EveryViolatedRuleIsNamedAtOnce) {
   try {
     transformer_options(
         "layers: 2, hidden_size: 30, heads: 4, kv_heads: 3, moe: {num_experts: 2, top_k: 4, shared_gate: "

@@ -1,4 +1,7 @@
 #include "parallel/mpi_communicator.h"
+
+#include <thread>
+
 #include "tests/mpi/mpi_world.h"
 #include "tests/parallel/communicator_suite.inc"
 
@@ -76,6 +79,21 @@ bool checks_are_on() {
   return checks != nullptr && std::string(checks) == "1";
 }
 
+TEST(MpiCommunicator, MP_09_ACallFromAnotherThreadIsRefused) {
+  std::string message;
+  std::thread other([&] {
+    try {
+      mpi_world()->sum(int64_t{1});
+    } catch (const Error& e) {
+      message = e.what();
+    }
+  });
+  other.join();
+  EXPECT_NE(message.find("expected the thread that started MPI"), std::string::npos) << message;
+  EXPECT_EQ(num_open_mpi_calls(), 0U);
+  EXPECT_EQ(mpi_world()->sum(int64_t{1}), mpi_world()->size());
+}
+
 TEST(MpiCommunicator, StartReturnsBeforeOtherRanksArrive) {
   if (checks_are_on()) GTEST_SKIP() << "the checks make every start wait for all ranks";
   Communicator& world = *mpi_world();
@@ -146,6 +164,9 @@ int testing::run_probe(const std::string& probe, const std::shared_ptr<Communica
     world->barrier();
   }
   if (probe == "usage_on_all") throw UsageError("config train.steps: expected >= 1, got 0");
+  if (probe == "failure_on_all") throw Error("probe: no space left");
+  if (probe == "two_messages") throw Error(me == 1 ? "probe: shard 1 is damaged" : "probe: no space left");
+  if (probe == "failure_on_two" && me != 1) throw Error("probe: no space left");
   if (probe == "usage_on_one" && me == 1) throw UsageError("config data.path: no such file");
   if (probe == "usage_in_flight") {
     const Tensor x = Tensor::zeros({100000}, DType::f32);

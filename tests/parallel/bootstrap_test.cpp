@@ -43,14 +43,14 @@ int count(const std::string& text, const std::string& part) {
   return n;
 }
 
-TEST(RunWorld, MP01AThrowingRankEndsTheJobWithItsMessageAndCode) {
+TEST(RunWorld, MP_01_AThrowingRankEndsTheJobWithItsMessageAndCode) {
   const Outcome job = run_probe_job("throw_in_step");
   EXPECT_EQ(job.exit_code, 1) << job.output;
   EXPECT_EQ(count(job.output, "[rank 1] error: probe: cannot read shard 7"), 1) << job.output;
   EXPECT_EQ(count(job.output, "error: probe"), 1) << job.output;
 }
 
-TEST(RunWorld, MP01AUsageErrorOfOneRankEndsTheJobWithCode2) {
+TEST(RunWorld, MP_01_AUsageErrorOfOneRankEndsTheJobWithCode2) {
   const Outcome job = run_probe_job("usage_on_one");
   EXPECT_EQ(job.exit_code, 2) << job.output;
   EXPECT_EQ(count(job.output, "[rank 1] error: config data.path: no such file"), 1) << job.output;
@@ -63,13 +63,36 @@ TEST(RunWorld, AUsageErrorOfAllRanksIsPrintedOnceWithoutAnAbort) {
   EXPECT_EQ(count(job.output, "MPI_ABORT"), 0) << job.output;
 }
 
+TEST(RunWorld, AFailureOfAllRanksIsPrintedOnceWithoutAnAbort) {
+  const Outcome job = run_probe_job("failure_on_all");
+  EXPECT_EQ(job.exit_code, 1) << job.output;
+  EXPECT_EQ(count(job.output, "probe: no space left"), 1) << job.output;
+  EXPECT_EQ(job.output.substr(0, 7), "error: ") << "no rank is to blame:\n" << job.output;
+  EXPECT_EQ(count(job.output, "MPI_ABORT"), 0) << job.output;
+}
+
+TEST(RunWorld, RanksWithTheSameFailureSpeakOnceAndOthersForThemselves) {
+  const Outcome job = run_probe_job("two_messages");
+  EXPECT_EQ(job.exit_code, 1) << job.output;
+  EXPECT_EQ(count(job.output, "[ranks 0, 2] error: probe: no space left"), 1) << job.output;
+  EXPECT_EQ(count(job.output, "[rank 1] error: probe: shard 1 is damaged"), 1) << job.output;
+  EXPECT_EQ(count(job.output, "error: probe"), 2) << job.output;
+}
+
+TEST(RunWorld, SomeRanksWithTheSameFailureEndTheJobOfAll) {
+  const Outcome job = run_probe_job("failure_on_two");
+  EXPECT_EQ(job.exit_code, 1) << job.output;
+  EXPECT_EQ(count(job.output, "[ranks 0, 2] error: probe: no space left"), 1) << job.output;
+  EXPECT_EQ(count(job.output, "error: probe"), 1) << job.output;
+}
+
 TEST(RunWorld, AUsageErrorWithCallsInFlightStillEndsTheJob) {
   const Outcome job = run_probe_job("usage_in_flight");
   EXPECT_EQ(job.exit_code, 2) << job.output;
   EXPECT_GE(count(job.output, "error: config x: all ranks"), 1) << job.output;
 }
 
-TEST(RunWorld, MP01AKilledRankEndsTheJob) {
+TEST(RunWorld, MP_01_AKilledRankEndsTheJob) {
   const Outcome job = run_probe_job("kill");
   EXPECT_EQ(job.exit_code, 134) << job.output;
 }

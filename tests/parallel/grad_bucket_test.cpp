@@ -95,7 +95,7 @@ TEST(GradReducer, SumsDenseOverDpAndExpertsOverTheirReplicas) {
   }
 }
 
-TEST(GradReducer, FillsBucketsFromTheLastParameterUpToTheirSize) {
+TEST(GradReducer, EMP_09_FillsBucketsFromTheLastParameterUpToTheirSize) {
   run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, layout_of(2, 1));
     TinyModel model(mesh, DType::f32, 2);
@@ -123,7 +123,7 @@ TEST(GradReducer, SendsNothingOnOneRank) {
 }
 
 // EMP-03: an expert (or any parameter) that only some replicas use is still reduced by all.
-TEST(GradReducer, EMP03ReplicasWithoutAGradientJoinWithZeros) {
+TEST(GradReducer, EMP_03_ReplicasWithoutAGradientJoinWithZeros) {
   run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, layout_of(4, 2));
     TinyModel model(mesh, DType::f32, 2);
@@ -142,7 +142,7 @@ TEST(GradReducer, EMP03ReplicasWithoutAGradientJoinWithZeros) {
 }
 
 // GS-07: the copies of one expert get the same bits, so they cannot drift apart.
-TEST(GradReducer, GS07ReplicasOfAnExpertStayBitEqual) {
+TEST(GradReducer, GS_07_ReplicasOfAnExpertStayBitEqual) {
   run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, layout_of(4, 2));
     TinyModel model(mesh, DType::f32, 2);
@@ -212,7 +212,7 @@ void set_grad(Parameter& p, const std::vector<float>& values) {
 }
 
 // CN-01: rank 0 owns experts with square sum 20, rank 1 with 100, dense 0: norm 10.954 on every rank.
-TEST(GlobalGradSquareSum, CN01AddsTheExpertsOfAllRanksOnce) {
+TEST(GlobalGradSquareSum, CN_01_AddsTheExpertsOfAllRanksOnce) {
   for (const int world_size : {2, 4}) {
     run_ranks(world_size, [&](const std::shared_ptr<Communicator>& world) {
       const Mesh mesh(world, layout_of(world_size, 2));
@@ -230,7 +230,7 @@ TEST(GlobalGradSquareSum, CN01AddsTheExpertsOfAllRanksOnce) {
 }
 
 // CN-03: 4 dense entries of 3 and 4 expert entries of 4 -> 10, not 6.
-TEST(GlobalGradSquareSum, CN03CountsDenseAndExperts) {
+TEST(GlobalGradSquareSum, CN_03_CountsDenseAndExperts) {
   for (const int ep : {1, 2}) {
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       const Mesh mesh(world, layout_of(2, ep));
@@ -244,7 +244,7 @@ TEST(GlobalGradSquareSum, CN03CountsDenseAndExperts) {
 }
 
 // CN-07: a rank whose experts have no gradient at all takes part like the others.
-TEST(GlobalGradSquareSum, CN07ARankWithUnusedExpertsGetsTheSameNorm) {
+TEST(GlobalGradSquareSum, CN_07_ARankWithUnusedExpertsGetsTheSameNorm) {
   run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, layout_of(4, 4));
     TinyModel model(mesh, DType::f32, 4);

@@ -94,7 +94,7 @@ TEST(ResolveLayout, NamesTheProductThatDoesNotFitTheWorld) {
       "set dp: auto or 4, or start 3 ranks");
 }
 
-TEST(ResolveLayout, ReportsEveryViolatedRuleAtOnce) {
+TEST(ResolveLayout, CF_03_ReportsEveryViolatedRuleAtOnce) {
   ParallelOptions options = with_ep(3);
   options.dp.value = 2;
   const auto messages =
@@ -132,7 +132,7 @@ TEST(ResolveLayout, RefusesDegreesBelowOne) {
 }
 
 // EMP-05: a batch that cannot be cut into one part per rank is refused at start, with the numbers.
-TEST(ResolveLayout, EMP05RefusesFewerSequencesThanRanks) {
+TEST(ResolveLayout, EMP_05_RefusesFewerSequencesThanRanks) {
   const auto messages =
       problems(with_ep(4), {.world_size = 4, .num_experts = 8, .global_batch = 1, .micro_batch = 1});
   ASSERT_EQ(messages.size(), 1U);

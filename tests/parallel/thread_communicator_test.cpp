@@ -34,7 +34,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(RunRanks, MP01AThrowingRankWakesTheOthersOutOfTheirCollectives) {
+TEST(RunRanks, MP_01_AThrowingRankWakesTheOthersOutOfTheirCollectives) {
   std::atomic<int> woken{0};
   const std::string message = failure_of(4, [&](const std::shared_ptr<Communicator>& world) {
     SHOAL_CHECK(world->rank() != 2, "expected 8 rows, got 7");
@@ -49,7 +49,7 @@ TEST(RunRanks, MP01AThrowingRankWakesTheOthersOutOfTheirCollectives) {
   EXPECT_EQ(woken, 3);
 }
 
-TEST(RunRanks, MP01AThrowingRankWakesTheOthersOutOfSplitWaitAndSubgroups) {
+TEST(RunRanks, MP_01_AThrowingRankWakesTheOthersOutOfSplitWaitAndSubgroups) {
   for (int where = 0; where < 3; where++) {
     const std::string message = failure_of(4, [&](const std::shared_ptr<Communicator>& world) {
       const auto half = world->split(world->rank() / 2, world->rank(), "half");

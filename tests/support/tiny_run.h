@@ -71,11 +71,11 @@ class TinyRun {
     std::function<void()> before_run;  // rank 0, when the trainer is built
   };
 
-  /// Trains with the base settings and the given overrides on `ranks` ranks.
-  RunOutcome train(int ranks, std::vector<std::string> overrides = {}, const Hooks& hooks = {}) {
-    const std::string yaml = str(R"(
+  /// The base settings.
+  std::string yaml() const {
+    return str(R"(
 run: {name: tiny, steps: 9, log_every: 1, threads: 1, folder: )",
-                                 folder.path().string(), R"(}
+               folder.path().string(), R"(}
 model:
   layers: 2
   hidden_size: 16
@@ -83,7 +83,7 @@ model:
   moe: {num_experts: 4, top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01}}
 data:
   text: [)",
-                                 (folder / "text.txt").string(), R"(]
+               (folder / "text.txt").string(), R"(]
   documents: blank_line
   tokenizer: byte
   split: {val_fraction: 0.1}
@@ -92,9 +92,13 @@ data:
 optim: {learning_rate: 0.01, schedule: {kind: cosine, warmup_steps: 2}}
 checkpoint: {every: 3, keep_last: 0}
 )");
+  }
+
+  /// Trains with the base settings and the given overrides on `ranks` ranks.
+  RunOutcome train(int ranks, const std::vector<std::string>& overrides = {}, const Hooks& hooks = {}) {
     RunOutcome outcome;
     run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      LoadedConfig loaded = load_train_config_text(yaml, "tiny.yaml", overrides, ranks);
+      LoadedConfig loaded = load_train_config_text(yaml(), "tiny.yaml", overrides, ranks);
       const std::string metrics = loaded.config.run_folder() + "/metrics.jsonl";
       Trainer trainer(std::move(loaded), world);
       if (hooks.before_run && world->rank() == 0) hooks.before_run();
@@ -112,7 +116,7 @@ checkpoint: {every: 3, keep_last: 0}
         nlohmann::json row = nlohmann::json::parse(line);
         if (row["kind"] == "run") continue;
         for (const char* key : {"tokens_per_s", "tflops", "mfu", "step_ms", "peak_bytes"}) row.erase(key);
-        if (row["kind"] == "step") outcome.last_loss = row["loss"];
+        if (row["kind"] == "step" && row["loss"].is_number()) outcome.last_loss = row["loss"];
         outcome.rows.push_back(std::move(row));
       }
     });

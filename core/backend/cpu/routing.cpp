@@ -109,15 +109,13 @@ double entropy_row(const T* scores, int64_t n) {
   return total;
 }
 
-constexpr int64_t kMaxChosen = 64;
-
 // The best k of the values offered in ascending index order: value descending, then index ascending.
 template <class T>
 struct Best {
   explicit Best(int64_t k) : limit(k) {}
   int64_t limit, count = 0;
-  T values[kMaxChosen];
-  int32_t ids[kMaxChosen];
+  T values[kMaxTopK];
+  int32_t ids[kMaxTopK];
 
   void offer(T value, int64_t id) {
     if (!(value == value)) value = -std::numeric_limits<T>::infinity();

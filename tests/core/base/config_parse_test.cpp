@@ -157,7 +157,7 @@ TEST(ParseFields, NamesTheWrongTypeOfEveryFieldType) {
   for (const auto& [text, problem] : cases) EXPECT_EQ(problem_of(text), problem);
 }
 
-TEST(ParseFields, RefusesValuesOutsideTheirRange) {
+TEST(ParseFields, CF_05_RefusesValuesOutsideTheirRange) {
   EXPECT_EQ(problem_of("model:\n  layers: 0\n"), "config model.layers (exp.yaml:2:11): expected >= 1, got 0");
   EXPECT_EQ(problem_of("lr: 0"), "config lr (exp.yaml:1:5): expected > 0, got 0");
   EXPECT_EQ(problem_of("dropout: 1.25"), "config dropout (exp.yaml:1:10): expected 0..1, got 1.25");
@@ -169,7 +169,7 @@ TEST(ParseFields, RefusesValuesOutsideTheirRange) {
             "'sigmoid'?");
 }
 
-TEST(ParseFields, SuggestsTheNearestKeyAndTheSectionThatHasIt) {
+TEST(ParseFields, CF_01_SuggestsTheNearestKeyAndTheSectionThatHasIt) {
   EXPECT_EQ(problem_of("model:\n  moe:\n    router:\n      topk: 3\n"),
             "config model.moe.router.topk (exp.yaml:4:7): unknown key, did you mean 'top_k'?");
   EXPECT_EQ(
@@ -225,7 +225,7 @@ TEST(ParseChoice, KeepsTheDefaultKindWhenNoneIsGiven) {
   EXPECT_EQ(parsed("model: {moe: {router: {}}}").model.moe.router.kind, "top_k");
 }
 
-TEST(ParseChoice, ListsTheRegisteredKinds) {
+TEST(ParseChoice, RP_09_ListsTheRegisteredKinds) {
   EXPECT_EQ(problem_of("model: {moe: {router: topk}}"),
             "config model.moe.router (exp.yaml:1:23): unknown kind 'topk', did you mean 'top_k'?; "
             "registered: hash | top_k");

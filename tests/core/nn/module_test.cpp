@@ -100,7 +100,7 @@ std::vector<float> gathered(const Shape& shape, int dim, int shards) {
   return whole;
 }
 
-TEST(FillInit, BitsDoNotDependOnTheSharding_TP01) {
+TEST(FillInit, TP_01_BitsDoNotDependOnTheSharding) {
   const Shape shape{6, 5, 7};
   for (const int dim : {0, 1, 2}) {
     const std::vector<float> whole = gathered(shape, dim, 1);
@@ -112,7 +112,7 @@ TEST(FillInit, BitsDoNotDependOnTheSharding_TP01) {
   EXPECT_EQ(replicated.weight->value.to_vector<float>(), gathered(shape, 0, 1));
 }
 
-TEST(FillInit, ExpertsDifferFromEachOtherAndFollowTheDeviation_TP01) {
+TEST(FillInit, TP_01_ExpertsDifferFromEachOtherAndFollowTheDeviation) {
   const Leafy module(context_for(0, 1), {8, 40, 50}, Init::normal(0.5), Placement::expert());
   const Tensor& value = module.weight->value;
   EXPECT_NEAR(std::sqrt(sum_squares(Device{}, value) / static_cast<double>(value.numel())), 0.5, 0.01);

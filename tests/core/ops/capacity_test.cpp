@@ -19,7 +19,7 @@ Tensor ids_tensor(const std::vector<int32_t>& ids, int64_t top_k) {
   return Tensor::from(ids, {static_cast<int64_t>(ids.size()) / top_k, top_k});
 }
 
-TEST(Capacity, IsRoundedUpAndClampedToTheTokens_CAP03) {
+TEST(Capacity, CAP_03_IsRoundedUpAndClampedToTheTokens) {
   EXPECT_EQ(expert_capacity(1, 2, 8, 4), 4);
   EXPECT_EQ(expert_capacity(1, 2, 9, 4), 5);
   EXPECT_EQ(expert_capacity(1.1, 2, 10, 2), 10);    // 11 before the clamp
@@ -31,7 +31,7 @@ TEST(Capacity, IsRoundedUpAndClampedToTheTokens_CAP03) {
   EXPECT_EQ(drop_over_capacity(ids, weights, 2, {.factor = 2}), 0);
 }
 
-TEST(Capacity, KeepsTheFirstOrTheLargestGates_CAP05) {
+TEST(Capacity, CAP_05_KeepsTheFirstOrTheLargestGates) {
   const std::vector<float> gates = {.4F, .9F, .6F, .8F};
   const auto kept = [&](DropPolicy policy) {
     const Tensor ids = ids_tensor({0, 0, 0, 0}, 1), weights = Tensor::from(gates, {4, 1});
@@ -58,7 +58,7 @@ TEST(Capacity, PositionPlacesAllFirstChoicesBeforeAnySecondChoice) {
   EXPECT_EQ(to_doubles(ids), (std::vector<double>{1, -1, 0, 2, 0, 3}));
 }
 
-TEST(Capacity, PermutingTheTokensDoesNotChangeWhatProbabilityKeeps_CAP05) {
+TEST(Capacity, CAP_05_PermutingTheTokensDoesNotChangeWhatProbabilityKeeps) {
   std::vector<int32_t> ids, shuffled_ids;
   std::vector<float> weights, shuffled_weights;
   const RandomStream random(3, "capacity");
@@ -80,7 +80,7 @@ TEST(Capacity, PermutingTheTokensDoesNotChangeWhatProbabilityKeeps_CAP05) {
   }
 }
 
-TEST(Capacity, OtherWeightsStayAsTheyWere_CAP07) {
+TEST(Capacity, CAP_07_OtherWeightsStayAsTheyWere) {
   const Tensor ids = ids_tensor({0, 1, 0, 1, 0, 2}, 2);
   const Tensor weights = random_tensor({3, 2}, DType::f32, 1);
   const std::vector<float> before = weights.to_vector<float>();
@@ -92,7 +92,7 @@ TEST(Capacity, OtherWeightsStayAsTheyWere_CAP07) {
   }
 }
 
-TEST(Capacity, AFactorBelowOneOverKDropsCleanly_CAP09) {
+TEST(Capacity, CAP_09_AFactorBelowOneOverKDropsCleanly) {
   for (const DropPolicy policy : {DropPolicy::position, DropPolicy::probability}) {
     for (const double factor : {0.0, 0.01, 0.3}) {
       const Tensor ids = ids_tensor({0, 1, 1, 0, 0, 1, 1, 0}, 2);

@@ -107,7 +107,7 @@ TEST(Permute, GradientsMatchNumericOnes) {
   }
 }
 
-TEST(Permute, TokenWithoutAnySlotGetsZerosAndAFiniteGradient_CAP07) {
+TEST(Permute, CAP_07_TokenWithoutAnySlotGetsZerosAndAFiniteGradient) {
   const Tensor slots = Tensor::from(std::vector<int64_t>{-1, -1, 0, -1}, {2, 2});
   const Tensor row = Tensor::from(std::vector<int64_t>{1}, {1}),
                choice = Tensor::from(std::vector<int64_t>{0}, {1});
@@ -144,7 +144,7 @@ TEST(Permute, Bf16RowsAreSummedInF32) {
   EXPECT_EQ(to_doubles(gather_rows(x.rows(0, 1), zero, slots)), (std::vector<double>{256, 256, 256}));
 }
 
-TEST(Permute, IsBitEqualForAnyNumberOfThreads) {
+TEST(Permute, NM_03_IsBitEqualForAnyNumberOfThreads) {
   const Plan plan = make_plan(301, 3, 5);
   expect_same_for_any_team([&] {
     std::vector<Leaf> leaves(2);

@@ -31,7 +31,7 @@ Tensor positions_of(const std::vector<int32_t>& positions) {
   return Tensor::from(positions, {static_cast<int64_t>(positions.size())});
 }
 
-TEST(Rope, MatchesTheDefinitionAndLeavesTheRestBitUnchanged) {
+TEST(Rope, RP_07_MatchesTheDefinitionAndLeavesTheRestBitUnchanged) {
   for (const RopeForm form : kForms) {
     for (const int64_t rotary : {0, 6}) {
       const AttentionSpec spec = make_spec(5, 4, 2, 10);

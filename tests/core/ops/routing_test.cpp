@@ -225,7 +225,7 @@ std::vector<double> logits_of_sigmoids(std::vector<double> scores) {
   return scores;
 }
 
-TEST(Routing, BiasOnlySelects_RT01) {
+TEST(Routing, RT_01_BiasOnlySelects) {
   const Tensor logits = row_of(logits_of_sigmoids({.5, .4, .3}));
   const Tensor bias = Tensor::from(std::vector<float>{0, .3F, 0}, {3});
   RouteSpec spec{.top_k = 1, .score = RouterScore::sigmoid, .normalize = false};
@@ -239,7 +239,7 @@ TEST(Routing, BiasOnlySelects_RT01) {
   EXPECT_TRUE(close(to_doubles(two.weights_TK), {4.0 / 9, 5.0 / 9}, {1e-12, 0}));
 }
 
-TEST(Routing, NormalisationAndScaleAreAppliedInTheStatedOrder_RT03) {
+TEST(Routing, RT_03_NormalisationAndScaleAreAppliedInTheStatedOrder) {
   const Tensor logits = row_of({2, 1, 0, -1});
   const auto weights = [&](bool normalize, double scale) {
     return to_doubles(
@@ -251,7 +251,7 @@ TEST(Routing, NormalisationAndScaleAreAppliedInTheStatedOrder_RT03) {
   EXPECT_TRUE(close(weights(false, 2.5), {.6439 * 2.5, .2369 * 2.5}, {0, 2e-4}));
 }
 
-TEST(Routing, GroupScoreIsTheSumOfTheBestTwoOrTheMaximum_RT05) {
+TEST(Routing, RT_05_GroupScoreIsTheSumOfTheBestTwoOrTheMaximum) {
   const Tensor logits = row_of(logits_of_sigmoids({.9, 1e-9, .5, .5}));
   RouteSpec spec{.score = RouterScore::sigmoid, .num_groups = 2, .top_groups = 1, .group_score_top = 2};
   EXPECT_EQ(to_doubles(route(logits, {}, {}, spec, kNoLosses).expert_ids_TK), (std::vector<double>{2, 3}));
@@ -259,7 +259,7 @@ TEST(Routing, GroupScoreIsTheSumOfTheBestTwoOrTheMaximum_RT05) {
   EXPECT_EQ(to_doubles(route(logits, {}, {}, spec, kNoLosses).expert_ids_TK), (std::vector<double>{0, 1}));
 }
 
-TEST(Routing, TiesGoToTheLowestIndexForAnyNumberOfThreads_RT07) {
+TEST(Routing, RT_07_TiesGoToTheLowestIndexForAnyNumberOfThreads) {
   for (const RouterScore score : kScores) {
     expect_same_for_any_team([&] {
       const Routed r = route(Tensor::zeros({300, 40}, DType::f32), {}, {}, {.score = score}, kNoLosses);
@@ -280,7 +280,7 @@ TEST(Routing, NanScoresAreTheLowestAndNeverBreakTheOrder) {
   EXPECT_EQ(to_doubles(r.expert_ids_TK), (std::vector<double>{3, 1, 4, 0}));
 }
 
-TEST(Routing, FarNegativeLogitsGiveFiniteWeightsAndGradients_RT09) {
+TEST(Routing, RT_09_FarNegativeLogitsGiveFiniteWeightsAndGradients) {
   for (const RouterScore score : kScores) {
     for (const DType dtype : {DType::f32, DType::f64}) {
       Leaf leaf;
@@ -311,7 +311,7 @@ std::vector<double> aux_gradient(double coefficient, DType dtype) {
   return to_doubles(leaf.grad);
 }
 
-TEST(Routing, AuxGradientReachesTheLogitsAndDoublesWithTheCoefficient_LB05) {
+TEST(Routing, LB_05_AuxGradientReachesTheLogitsAndDoublesWithTheCoefficient) {
   for (const DType dtype : {DType::f32, DType::f64}) {
     const std::vector<double> one = aux_gradient(1, dtype), two = aux_gradient(2, dtype);
     for (size_t i = 0; i < one.size(); i++) {
@@ -321,7 +321,7 @@ TEST(Routing, AuxGradientReachesTheLogitsAndDoublesWithTheCoefficient_LB05) {
   }
 }
 
-TEST(Routing, AuxLossRisesWithImbalanceAndIsOneInBalance_LB11) {
+TEST(Routing, LB_11_AuxLossRisesWithImbalanceAndIsOneInBalance) {
   std::vector<double> balanced, skewed;
   for (int t = 0; t < 8; t++) {
     for (int e = 0; e < 4; e++) {
@@ -334,6 +334,14 @@ TEST(Routing, AuxLossRisesWithImbalanceAndIsOneInBalance_LB11) {
   const double high = route(Tensor::from(skewed, {8, 4}), {}, {}, {}, balance).aux_loss.item();
   EXPECT_NEAR(low, 1, 1e-12);
   EXPECT_GT(high, 1.9);
+}
+
+TEST(Routing, BI_05_CountsAreExactBeyondTheIntegersOfAnyFloat) {
+  // bf16 stops at 256 when counting one by one, and has no 40841.
+  const Tensor logits = Tensor::zeros({40841, 2}, DType::f32);
+  const Routed routed = route(logits, {}, {}, RouteSpec{.top_k = 1}, {});
+  ASSERT_EQ(routed.counts_E.dtype(), DType::i64);
+  EXPECT_EQ(routed.counts_E.to_vector<int64_t>(), (std::vector<int64_t>{40841, 0}));
 }
 
 TEST(Routing, PerSequenceLossesAddUpOverAnySplitOfTheBatch) {

@@ -62,7 +62,7 @@ TEST(CommandLine, WrongUsageIsOneErrorWithASuggestionAndCode2) {
   expect_error(folder.shoal({"generate", "runs/tiny", "--top-p", "1.5"}), 2, {"--top-p", "1.5"});
 }
 
-TEST(CommandLine, ConfigErrorsNameFileLineColumnAndAreReportedTogether) {
+TEST(CommandLine, CF_01_ConfigErrorsNameFileLineColumnAndAreReportedTogether) {
   const ShoalFolder folder;
   std::ofstream(folder.path("bad.yaml")) << "run: {name: bad, steps: many}\n"
                                          << "model:\n"
@@ -251,6 +251,90 @@ TEST(CommandLine, GenerationIsDeterministicAndDependsOnTheSeed) {
   EXPECT_EQ(greedy, generated(1, {"--top-k", "1", "--seed", "5"}));
   EXPECT_EQ(greedy, generated(2, {"--temperature", "0"}));
   EXPECT_EQ(drawn, generated(2, {"--seed", "3"}));
+}
+
+TEST(CommandLine, GenerationTakesOddRequestsOrRefusesThem) {
+  struct Request {
+    std::vector<std::string> options;
+    int code;
+    std::string out, err;  // out: the whole of it
+  };
+  const std::string beyond(100, 'a');  // more than the 16 positions it was trained on; rope has no limit
+  const std::vector<Request> requests = {
+      {{"--prompt", "the", "--tokens", "0"}, 0, "the\n", ""},
+      {{"--prompt", ""}, 2, "", "expected a prompt of at least one token"},
+      {{"--prompt", beyond, "--tokens", "0"}, 0, beyond + "\n", ""},
+      {{"--prompt", "the", "--tokens", "-1"}, 2, "", "--tokens"},
+      {{"--prompt", "the", "--temperature", "-1"}, 2, "", "--temperature"},
+      {{"--prompt", "the", "--top-k", "-1"}, 2, "", "--top-k"},
+      {{"--prompt", "the", "--stop", "the"}, 2, "", "--stop: 'the' is not one token"},
+      {{"--step", "-1"}, 2, "", "--step"},
+  };
+  for (const Request& request : requests) {
+    std::vector<std::string> arguments = {"generate", "runs/tiny"};
+    arguments.insert(arguments.end(), request.options.begin(), request.options.end());
+    const Ended ended = trained().shoal(arguments);
+    EXPECT_EQ(ended.code, request.code) << ended.all();
+    EXPECT_EQ(ended.out, request.out);
+    EXPECT_TRUE(request.err.empty() ? ended.err.empty() : contains(ended.err, request.err)) << ended.err;
+  }
+  auto text = [](const std::vector<std::string>& options) {
+    std::vector<std::string> arguments = {"generate", "runs/tiny", "--prompt", "the ", "--tokens", "8"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return trained().shoal(arguments).out;
+  };
+  EXPECT_EQ(text({"--top-p", "0"}), text({"--temperature", "0"}));
+  EXPECT_EQ(text({"--top-k", "1000000"}), text({"--top-k", "0"}));
+}
+
+TEST(CommandLine, EvaluationWithoutHeldOutDataIsRefused) {
+  expect_error(trained().shoal({"eval", "runs/tiny", "data.split.val_fraction=0"}), 2,
+               {"there is no held-out data", "data.split.val_fraction"});
+  expect_error(trained().shoal({"eval", "runs/tiny", "data.seq_len=100000"}), 2, {"one sample needs 100001"});
+  const Ended longer = trained().shoal({"eval", "runs/tiny", "data.seq_len=40", "eval.samples=2"});
+  EXPECT_EQ(longer.code, 0) << "rope knows no longest sequence: " << longer.all();
+}
+
+TEST(CommandLine, LearnedPositionsRefuseLongerSequencesThanTheyWereTrainedOn) {
+  const ShoalFolder folder;
+  ASSERT_EQ(folder.shoal({"train", "tiny.yaml", "model.position=learned", "run.steps=1"}).code, 0);
+  expect_error(folder.shoal({"eval", "runs/tiny", "data.seq_len=40"}), 2, {"position", "16", "40"});
+  expect_error(folder.shoal({"generate", "runs/tiny", "--prompt", std::string(17, 'a')}), 2,
+               {"at most 16 tokens", "got 17"});
+}
+
+TEST(CommandLine, OddNumbersOfRanksTrainToTheSameLossUnderMpirun) {
+  const auto loss_of = [](int ranks, const char* ep) {
+    const ShoalFolder folder;
+    const Ended ended =
+        folder.shoal(ranks, {"train", "tiny.yaml", "run.steps=2", "run.dtype=f64", "data.global_batch=105",
+                             "data.seq_len=2", "model.moe.num_experts=105", "model.moe.hidden=2",
+                             str("parallel.ep=", ep)});
+    EXPECT_EQ(ended.code, 0) << ended.all();
+    const auto rows = folder.rows();
+    return rows.empty() ? 0.0 : rows.back()["loss"].get<double>();
+  };
+  const double one = loss_of(1, "1");
+  EXPECT_GT(one, 1);
+  EXPECT_NEAR(loss_of(3, "1"), one, 1e-9);
+  EXPECT_NEAR(loss_of(5, "5"), one, 1e-9);
+  EXPECT_NEAR(loss_of(7, "auto"), one, 1e-9);
+}
+
+TEST(CommandLine, TrainingThatDivergesEndsWithCode1AndSaysWhere) {
+  const ShoalFolder folder;
+  const Ended ended =
+      folder.shoal(2, {"train", "tiny.yaml", "optim={learning_rate: 1e30, optimizer: sgd, clip_norm: 0}"});
+  EXPECT_EQ(ended.code, 1) << ended.all();
+  for (const char* part : {"step 3: no update, not finite: ", "(first in backward)", "training diverged: "})
+    EXPECT_TRUE(contains(ended.all(), part)) << part << "\n" << ended.all();
+  EXPECT_FALSE(std::filesystem::exists(folder.checkpoint(6)));
+}
+
+TEST(CommandLine, ManyMoreThreadsThanCoresTrain) {
+  const ShoalFolder folder;
+  const Ended ended = folder.shoal({"train", "tiny.yaml", "run.steps=1", "run.threads=100"});
+  EXPECT_EQ(ended.code, 0) << ended.all();
 }
 
 TEST(CommandLine, InspectFindsAFlippedByteAndNamesTheFile) {

@@ -89,7 +89,7 @@ TEST(Interruption, Sigusr1ToMpirunSavesAtTheStepBoundaryAndResumesBitEqual) {
   expect_resumes_to_the_same_end(folder);
 }
 
-TEST(Interruption, SigtermToOneRankSavesOnAllAndResumesBitEqual) {
+TEST(Interruption, CK_05_SigtermToOneRankSavesOnAllAndResumesBitEqual) {
   const ShoalFolder folder(/*slow=*/true);
   const Ended ended = interrupt(folder, 52, SIGTERM, [](const Job& job) { return job.rank(1); });
   expect_saved_on_request(folder, ended, 52);

@@ -54,7 +54,7 @@ TEST_P(EveryRouting, AllToAllHasTheBitsOfAllGather) {
   }
 }
 
-TEST_P(EveryRouting, AnyNumberOfRanksHasTheBitsOfOneRank) {
+TEST_P(EveryRouting, NM_03_AnyNumberOfRanksHasTheBitsOfOneRank) {
   for (const int n : {1, 2, 3, 4}) {
     const DispatchResult whole =
         run_dispatch(*make_single_communicator(), "local", on_one_rank(GetParam(), n), DType::f32);
@@ -145,7 +145,7 @@ TEST(Dispatcher, WorksWhenRanksHoldDifferentNumbersOfExperts) {
 
 // EMP-01: E = 8, EP = 4, 3 tokens on rank 0 only, all routed to its experts 0 and 1: nobody leaves the
 // sequence of collectives, in forward or backward, and the numbers are those of one rank.
-TEST(Dispatcher, EMP01RanksWithoutTokensStayInStep) {
+TEST(Dispatcher, EMP_01_RanksWithoutTokensStayInStep) {
   const RoutingCase c{"emp01", 8, 2, [](int r) { return r == 0 ? 3 : 0; },
                       [](int64_t, int64_t k) { return static_cast<int32_t>(k); }};
   const DispatchResult one = run_dispatch(*make_single_communicator(), "local", c, DType::f32);
@@ -167,7 +167,7 @@ TEST(Dispatcher, EMP01RanksWithoutTokensStayInStep) {
 }
 
 // EMP-05: one token in all, four ranks.
-TEST(Dispatcher, EMP05FewerTokensThanRanks) {
+TEST(Dispatcher, EMP_05_FewerTokensThanRanks) {
   const RoutingCase c{"emp05", 8, 2, [](int r) { return r == 2 ? 1 : 0; },
                       [](int64_t, int64_t k) { return k == 0 ? 7 : 0; }};
   run_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
