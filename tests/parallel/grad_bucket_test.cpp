@@ -95,7 +95,7 @@ TEST(GradReducer, SumsDenseOverDpAndExpertsOverTheirReplicas) {
   }
 }
 
-TEST(GradReducer, EMP_09_FillsBucketsFromTheLastParameterUpToTheirSize) {
+TEST(GradReducer, FillsBucketsFromTheLastParameterUpToTheirSize) {
   run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, layout_of(2, 1));
     TinyModel model(mesh, DType::f32, 2);
@@ -106,6 +106,25 @@ TEST(GradReducer, EMP_09_FillsBucketsFromTheLastParameterUpToTheirSize) {
     const GradReducer shared(model.parameters(), mesh, 128);
     EXPECT_EQ(shared.num_buckets(), 2) << "dense and expert gradients have different groups";
     EXPECT_THROW(GradReducer(model.parameters(), mesh, 0), Error);
+  });
+}
+
+// EMP-09: one order of reductions on all ranks, whatever becomes ready first.
+TEST(GradReducer, EMP_09_RanksThatFinishGradientsInDifferentOrdersReduceInOne) {
+  run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh(world, layout_of(4, 1));
+    TinyModel model(mesh, DType::f32, 2);
+    GradReducer reducer(model.parameters(), mesh, 1);
+    reducer.begin_last_backward();
+    Tape tape;
+    if (world->rank() % 2 == 0)
+      use(tape, {{model.first, 1}, {model.experts, 10}, {model.last, 100}});
+    else
+      use(tape, {{model.last, 100}, {model.experts, 10}, {model.first, 1}});
+    reducer.finish();
+    EXPECT_EQ(all_of(*model.first), constant(*model.first, 4));
+    EXPECT_EQ(all_of(*model.experts), constant(*model.experts, 40));
+    EXPECT_EQ(all_of(*model.last), constant(*model.last, 400));
   });
 }
 

@@ -73,4 +73,10 @@ TEST(HumanDuration, NeverShowsSixtySeconds) {
   EXPECT_EQ(human_duration(59.97), "1 min 00 s");
 }
 
+TEST(RankList, JoinsNeighbours) {
+  EXPECT_EQ(rank_list({3}), "rank 3");
+  EXPECT_EQ(rank_list({0, 1}), "ranks 0, 1");
+  EXPECT_EQ(rank_list({0, 1, 2, 5, 7, 8}), "ranks 0-2, 5, 7, 8");
+}
+
 }  // namespace shoal
