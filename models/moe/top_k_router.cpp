@@ -24,7 +24,7 @@ struct TopKOptions final : RouterOptions {
     v("normalize", normalize, "divide the selected weights by their sum + 1e-20");
     v("scale", scale, "factor on the weights, after normalising", in_range(1e-6, 1e6));
     v("num_groups", num_groups, "experts in this many equal groups for group-limited routing; 1: off",
-      at_least(1));
+      in_range(1, 1 << 20));
     v("top_groups", top_groups, "groups a token may use", in_range(1, kMaxTopK));
     v("group_score_top", group_score_top,
       "a group's score: the sum of its best this many biased scores (1: its maximum)", in_range(1, kMaxTopK));

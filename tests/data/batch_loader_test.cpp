@@ -159,6 +159,10 @@ TEST(BatchLoader, DT_11_BlendsTakeExactSharesAndRepeatSmallSources) {
   EXPECT_DOUBLE_EQ(loader.epochs_of(0, 1000), 99.9);
   EXPECT_DOUBLE_EQ(loader.epochs_of(1, 1000), 0);
   EXPECT_DOUBLE_EQ(loader.epochs_of(2, 1000), 0.5);
+  // Source b has no window that begins beyond token 4, so more of these than a's share is what b gave.
+  const auto few =
+      first_tokens(BatchLoader(loader_options("sequential"), {{a, 0.1}, {b, 0.9}}, 4, 0), 0, 1000);
+  EXPECT_EQ(std::ranges::count_if(few, [](int32_t token) { return token > 4; }), 80);
   EXPECT_EQ(loader.batch(0, 1000).tokens_BS.size(), 4000U);
 }
 
@@ -174,12 +178,15 @@ TEST(BatchLoader, IdsOutsideTheVocabularyNameFilePositionIdAndSize) {
 TEST(BatchLoader, DT_07_SampleNumbersTimesSequenceMayPassTwoToTheThirtyFirst) {
   const TempFolder folder;
   const auto data = whole(counting_dataset(folder / "t", 4097));
+  const int64_t far = (int64_t{7} << 31) + 3;  // window 3 of 4; cut to 32 bits it would be another one
   for (const char* sampling : {"shuffle", "random_offset", "sequential"}) {
     const BatchLoader loader(loader_options(sampling), {{data, 1}}, 1024, 0);
-    const Batch batch = loader.batch((int64_t{1} << 33) + 1, 2);
+    const Batch batch = loader.batch(far, 2);
     EXPECT_EQ(batch.labels_BS[0], batch.tokens_BS[0] + 1);
-    EXPECT_EQ(batch.first_sample, (int64_t{1} << 33) + 1);
+    EXPECT_EQ(batch.first_sample, far);
   }
+  EXPECT_EQ(first_tokens(BatchLoader(loader_options("sequential"), {{data, 1}}, 1024, 0), far, 2),
+            (std::vector<int32_t>{3 * 1024, 0}));
 }
 
 TEST(BatchLoader, DT_07_ReadsTheLastWindowOfAHugeSparseFile) {

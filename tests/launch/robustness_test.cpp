@@ -82,16 +82,25 @@ TEST(Robustness, ShortTrainingThatEndsWithoutAFiniteGradientIsNoSuccessAndKeepsT
     EXPECT_FALSE(std::filesystem::exists(run.checkpoint(step))) << step;
 }
 
-TEST(Robustness, WeightsThatOverflowInTheLastStepAreNoSuccess) {
+TEST(Robustness, WeightsOfTheLastStepThatGiveNoFiniteValidationLossAreNoSuccess) {
   TinyRun run;
-  const RunOutcome outcome = run.train(
-      2, {"run.steps=1", "optim={learning_rate: 1e300, optimizer: sgd, clip_norm: 0}", "eval.at_end=false"});
+  const RunOutcome outcome =
+      run.train(2, {"run.steps=1", "optim={learning_rate: 1e30, optimizer: sgd, clip_norm: 0}"});
   EXPECT_EQ(outcome.end, TrainEnd::diverged);
+  EXPECT_EQ(outcome.rows[0]["skipped"], 0);
+  EXPECT_TRUE(outcome.rows.back()["loss"].is_null());
   EXPECT_FALSE(std::filesystem::exists(run.checkpoint(1)));
-  const RunOutcome unsaved =
-      run.train(2, {"run.steps=1", "optim={learning_rate: 1e300, optimizer: sgd, clip_norm: 0}",
-                    "eval.at_end=false", "checkpoint.at_end=false"});
-  EXPECT_EQ(unsaved.end, TrainEnd::diverged);
+}
+
+TEST(Robustness, WeightsThatOverflowInTheLastStepAreNoSuccess) {
+  for (const char* save : {"checkpoint.at_end=true", "checkpoint.at_end=false"}) {
+    TinyRun run;
+    const RunOutcome outcome = run.train(
+        2, {"run.steps=1", "optim={learning_rate: 1e30, optimizer: sgd, clip_norm: 0}", "model.init.std=100",
+            "model.moe.router={kind: top_k, z_coeff: 1e6}", "eval.at_end=false", save});
+    EXPECT_EQ(outcome.end, TrainEnd::diverged) << save;
+    EXPECT_FALSE(std::filesystem::exists(run.checkpoint(1))) << save;
+  }
 }
 
 TEST(Robustness, FirstTensorThatIsNotFiniteIsNamedWithItsRanks) {
