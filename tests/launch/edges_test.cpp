@@ -98,8 +98,9 @@ TEST(Edges, DataThatDoesNotFitTheModelIsRefusedOnEveryRank) {
   for (const int ranks : {1, 2}) {
     expect_refused(
         run, {ranks, {"model.vocab_size=100"}, {"model.vocab_size", "at least the tokenizer's", "got 100"}});
-    expect_refused(
-        run, {ranks, {"data.seq_len=1000000"}, {"one sample needs 1000001 tokens", "shorter sequence"}});
+    expect_refused(run, {ranks,
+                         {"data.seq_len=40000", "data.global_batch=2"},
+                         {"one sample needs 40001 tokens", "shorter sequence"}});
     expect_refused(run,
                    {ranks, {"data.split={split: tail, val_fraction: 1e-9}"}, {"one sample needs 17 tokens"}});
     expect_refused(run,
