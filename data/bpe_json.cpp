@@ -72,10 +72,10 @@ class Reader {
                                                    "post_processor", "decoder",    "model"};
     for (const auto& [key, value] : root_.items()) {
       if (std::find(known.begin(), known.end(), key) == known.end())
-        refuse(key, "unknown key" + suggest(key, known));
+        refuse(key.size() > 120 ? quoted(key) : key, "unknown key" + suggest(key, known));
     }
     if (member(root_, "version") != "1.0")
-      refuse("version", "expected \"1.0\", got " + member(root_, "version").dump());
+      refuse("version", "expected \"1.0\", got " + excerpt(member(root_, "version")));
     for (const char* key : {"truncation", "padding", "normalizer"}) {
       if (!member(root_, key).is_null()) refuse(key, "not supported: " + excerpt(member(root_, key)));
     }
@@ -95,7 +95,7 @@ class Reader {
   }
   static std::string excerpt(const json& value) {
     std::string text = value.is_object() && value.contains("type") ? value["type"].dump() : value.dump();
-    if (text.size() > 120) text = text.substr(0, 120) + "...";
+    if (text.size() > 120) text = text.substr(0, valid_utf8_prefix(text.substr(0, 120))) + "...";
     return text;
   }
   /// In quotes, with control characters escaped.
@@ -107,9 +107,12 @@ class Reader {
     const auto found = object.find(key);
     return found == object.end() ? none : *found;
   }
-  static bool is_flag(const json& object, const char* key, bool wanted, bool fallback) {
+  /// The truth value under `key`; `fallback` when it is absent or null.
+  bool flag(const json& object, const char* key, bool fallback, const std::string& where) const {
     const json& value = member(object, key);
-    return value.is_null() ? fallback == wanted : value == json(wanted);
+    if (value.is_null()) return fallback;
+    if (!value.is_boolean()) refuse(str(where, ".", key), "expected true or false, got " + excerpt(value));
+    return value.get<bool>();
   }
 
   void read_pre_tokenizer(const json& value) {
@@ -128,10 +131,10 @@ class Reader {
     if (steps.size() != 1 || member(*steps[0], "type") != "ByteLevel") {
       refuse("pre_tokenizer", "expected ByteLevel, or Split followed by ByteLevel, got " + excerpt(value));
     }
-    if (!is_flag(*steps[0], "add_prefix_space", false, true)) {
+    if (flag(*steps[0], "add_prefix_space", true, "pre_tokenizer")) {
       refuse("pre_tokenizer", "ByteLevel with add_prefix_space is not supported");
     }
-    if (!is_flag(*steps[0], "use_regex", !have_regex, true)) {
+    if (flag(*steps[0], "use_regex", true, "pre_tokenizer") == have_regex) {
       refuse("pre_tokenizer", have_regex ? "ByteLevel after Split: expected use_regex false"
                                          : "ByteLevel without use_regex and without Split is not supported");
     }
@@ -140,7 +143,7 @@ class Reader {
   void read_split(const json& split) {
     const json& pattern = member(member(split, "pattern"), "Regex");
     if (!pattern.is_string() || member(split, "behavior") != "Isolated" ||
-        !is_flag(split, "invert", false, false)) {
+        flag(split, "invert", false, "pre_tokenizer")) {
       refuse("pre_tokenizer", "Split: expected a Regex pattern, behavior Isolated and invert false");
     }
     for (const auto regex : {PreTokenRegex::gpt2, PreTokenRegex::llama3}) {
@@ -161,14 +164,14 @@ class Reader {
     if (!model.is_object() || member(model, "type") != "BPE")
       refuse("model", "expected BPE, got " + excerpt(model));
     const json& dropout = member(model, "dropout");
-    if (!dropout.is_null() && dropout != 0.0) refuse("model.dropout", "not supported: " + dropout.dump());
+    if (!dropout.is_null() && dropout != 0.0) refuse("model.dropout", "not supported: " + excerpt(dropout));
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const json& value = member(model, key);
       if (!value.is_null() && !is_empty_text(value))
         refuse(str("model.", key), "not supported: " + excerpt(value));
     }
     // unk_token, fuse_unk and byte_fallback concern unknown bytes, and every byte must be a token here.
-    model_.ignore_merges = is_flag(model, "ignore_merges", true, false);
+    model_.ignore_merges = flag(model, "ignore_merges", false, "model");
     const json& vocab = member(model, "vocab");
     if (!vocab.is_object()) refuse("model.vocab", "expected an object of token: id");
     for (const auto& [text, id] : vocab.items()) set_token(id, text, "model.vocab");
@@ -200,8 +203,8 @@ class Reader {
       const auto& text = content.get_ref<const std::string&>();
       if (text.find('\0') != std::string::npos) refuse("added_tokens", "content: expected no NUL characters");
       const std::string where = str("added_tokens ", quoted(text));
-      for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-        if (!is_flag(item, flag, false, false)) refuse(where, str(flag, " is not supported"));
+      for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+        if (this->flag(item, key, false, where)) refuse(where, str(key, " is not supported"));
       }
       const auto known = vocab_.find(text);
       if (known != vocab_.end() && member(item, "id") != known->second) {
@@ -211,8 +214,7 @@ class Reader {
       set_token(member(item, "id"), text, where);
       const auto same = [&](const BpeModel::Added& other) { return other.text == text; };
       if (std::any_of(model_.added.begin(), model_.added.end(), same)) refuse(where, "is listed twice");
-      model_.added.push_back(
-          {text, member(item, "id").get<int32_t>(), is_flag(item, "special", true, false)});
+      model_.added.push_back({text, member(item, "id").get<int32_t>(), flag(item, "special", false, where)});
     }
     std::sort(model_.added.begin(), model_.added.end(),
               [](const auto& a, const auto& b) { return a.id < b.id; });
@@ -250,6 +252,11 @@ class Reader {
   void read_merges(const json& list) {
     if (!list.is_array()) refuse("model.merges", "expected a list");
     std::unordered_map<uint64_t, size_t> seen;
+    // The text of an added token stands for itself, so merging into one must give that very text.
+    std::string bytes;
+    std::unordered_map<int32_t, const BpeModel::Added*> literal;
+    for (const auto& token : model_.added)
+      if (!characters_to_bytes(token.text, bytes) || bytes != token.text) literal.emplace(token.id, &token);
     for (size_t rank = 0; rank < list.size(); rank++) {
       const json& item = list[rank];
       const std::string where = str("model.merges[", rank, "]");
@@ -269,6 +276,9 @@ class Reader {
         refuse(where, "expected a pair of texts, got " + excerpt(item));
       }
       const BpeMerge merge{token_of(left, where), token_of(right, where), token_of(left + right, where)};
+      for (const int32_t id : {merge.left, merge.right, merge.result})
+        if (const auto found = literal.find(id); found != literal.end())
+          refuse(where, quoted(found->second->text) + " is an added token and must not be merged");
       const uint64_t pair =
           uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
       if (!seen.emplace(pair, rank).second)
@@ -301,6 +311,12 @@ class Reader {
     }
     for (const auto& token : model_.added) {
       if (token.text == name) model_.beginning_of_document = token.id;
+    }
+    const json& details = member(member(value, "special_tokens"), name.get_ref<const std::string&>().c_str());
+    if (model_.beginning_of_document && !details.is_null() &&
+        member(details, "ids") != json::array({*model_.beginning_of_document})) {
+      refuse("post_processor", str("special_tokens: expected ids [", *model_.beginning_of_document, "] for ",
+                                   excerpt(name), " as in added_tokens, got ", excerpt(details)));
     }
     if (!model_.beginning_of_document) refuse("post_processor", excerpt(name) + " is not among added_tokens");
   }

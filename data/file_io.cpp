@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -27,10 +28,13 @@ std::string reason() {
   return std::strerror(errno);
 }
 
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
 void sync_folder_of(const std::string& path) {
-  std::string folder = std::filesystem::path(path).parent_path().string();
-  if (folder.empty()) folder = ".";
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0)
     return;  // the rename itself succeeded; without read permission on the folder it cannot be synced
   ::fsync(fd);
@@ -87,7 +91,8 @@ void on_bus_error(int, siginfo_t* info, void*) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path, Access access) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: opening a pipe would wait for a writer.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw Error(str(path, ": cannot open for reading: ", reason()));
   struct stat status {};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -154,8 +159,16 @@ void AtomicFile::fail(const char* what) const {
   const int error = errno;
   std::string message =
       str(path_, ": ", what, " ", temporary_, " after ", written_, " bytes: ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    // What is buffered is known to be needed; the rest of the file may not have been made yet.
+    if (!buffer_.empty()) message += str("; needed at least ", buffer_.size(), " bytes more");
+    struct statvfs space {};
+    if (::statvfs(folder_of(path_).c_str(), &space) == 0) {
+      message += str("; free ", static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize),
+                     " bytes");
+    }
     message += "; free space or choose another output folder";
+  }
   throw Error(message);
 }
 

@@ -35,8 +35,8 @@ class MappedFile {
 void report_truncated_maps();
 
 /// A file written under a temporary name beside `path` and moved there by commit(). Without commit() nothing
-/// remains. Errors (disk full, no permission) name the file, the bytes written so far and the system's
-/// reason.
+/// remains. Errors (disk full, no permission) name the file, the bytes written so far, the system's
+/// reason, and for a full disk the bytes needed next and free.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);

@@ -102,7 +102,7 @@ void IndexedDatasetWriter::end_document() {
   document_ends_.push_back(static_cast<int64_t>(lengths_.size()));
 }
 
-void IndexedDatasetWriter::finish() {
+void IndexedDatasetWriter::finish(const std::function<void()>& before_commit) {
   SHOAL_CHECK(num_tokens_ == document_begin_, prefix_, ": finish() with an open document of ",
               num_tokens_ - document_begin_, " tokens; call end_document() first");
   const int64_t item_bytes = wide_ ? 4 : 2;
@@ -122,6 +122,7 @@ void IndexedDatasetWriter::finish() {
   index.write(document_ends_.data(), document_ends_.size() * sizeof(int64_t));
   bin_.sync();
   index.sync();
+  if (before_commit) before_commit();
   bin_.commit();
   index.commit();
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,8 +25,9 @@ class IndexedDatasetWriter {
   void add_tokens(std::span<const int32_t> tokens);
   /// Closes the document (one without tokens is stored as an empty one).
   void end_document();
-  /// Writes the index, syncs both files and renames them, .idx last. The open document must be closed.
-  void finish();
+  /// Writes the index, syncs both files and renames them, .idx last; `before_commit` is called between the
+  /// sync and the renames. The open document must be closed.
+  void finish(const std::function<void()>& before_commit = {});
 
   int64_t num_tokens() const { return num_tokens_; }
   int64_t num_documents() const { return static_cast<int64_t>(document_ends_.size()); }

@@ -7,11 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "data/content_hash.h"
 #include "data/file_io.h"
 #include "data/indexed_dataset.h"
 #include "data/text_source.h"
@@ -26,20 +24,11 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kFormat = "shoal-dataset";
 constexpr size_t kPieceBytes = size_t{1} << 18;  // a task for one thread
-constexpr int64_t kMaxReportBytes = int64_t{1} << 30;
+constexpr int64_t kSampledBlocks = 1024;         // of all text files together, at least one of each
 
 std::string options_text(PrepareOptions options) {
   return print_fields([&options](FieldVisitor& v) { options.fields(v); });
-}
-
-std::string hash_text(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return digits;
 }
 
 /// Part of a document; documents longer than kPieceBytes are cut between words so that threads can share
@@ -47,6 +36,7 @@ std::string hash_text(std::string_view text) {
 struct Piece {
   size_t begin, size;  // into the batch's text
   bool first, last;    // of its document
+  const std::string* file;
 };
 
 // The place after `wanted` bytes, or the next one, between an ASCII letter and an ASCII space or newline.
@@ -56,6 +46,12 @@ size_t cut_between_words(std::string_view text, size_t wanted) {
     if ((text[i] == ' ' || text[i] == '\n') && is_letter(text[i - 1])) return i;
   }
   return text.size();
+}
+
+void remove_file(const std::string& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) throw Error(str("prepare: cannot remove ", path, ": ", error.message()));
 }
 
 /// Collects pieces of documents and hands them over in batches large enough to share among the threads.
@@ -68,11 +64,11 @@ class Batcher {
       : cut_(cut), consume_(std::move(consume)), progress_(std::move(progress)) {}
 
   /// The file has been read up to end_offset when the document ends.
-  void add(std::string_view document, int64_t end_offset) {
+  void add(std::string_view document, const std::string& file, int64_t end_offset) {
     for (bool first = true; !document.empty(); first = false) {
       const bool cut = cut_ && document.size() > kPieceBytes;
       const size_t size = cut ? cut_between_words(document, kPieceBytes) : document.size();
-      pieces_.push_back({text_.size(), size, first, size == document.size()});
+      pieces_.push_back({text_.size(), size, first, size == document.size(), &file});
       text_ += document.substr(0, size);
       document.remove_prefix(size);
       if (text_.size() < batch_bytes_) continue;
@@ -107,13 +103,18 @@ class Preparation {
   }
 
   PrepareReport run() {
-    std::error_code error;
-    fs::create_directories(folder_, error);
-    if (error) throw Error(str("prepare: cannot create the folder ", folder_, ": ", error.message()));
-    const FileLock lock((fs::path(folder_) / ".lock").string());
+    std::unique_ptr<FileLock> lock;
+    try {
+      std::error_code error;
+      fs::create_directories(folder_, error);
+      if (error) throw Error(str("prepare: cannot create the folder ", folder_, ": ", error.message()));
+      lock = std::make_unique<FileLock>(path_of(".lock"));
+    } catch (const Error&) {
+      // Somebody else's folder, or a read-only disk: a complete dataset there can still be used.
+      if (auto report = finished()) return *report;
+      throw;
+    }
     if (auto report = finished()) return *report;
-    // From here on the folder holds no complete dataset, until write_report.
-    fs::remove(path_of("dataset.json"));
     remove_leftovers();
     make_tokenizer();
     encode();
@@ -129,41 +130,65 @@ class Preparation {
     PrepareOptions inputs = options_;
     inputs.output.clear();  // where the result lies does not change it
     std::string text = options_text(inputs);
-    for (const auto& file : files_) text += str(file.path, '\0', file.size, '\0', file.mtime_ns, '\0');
+    const int64_t blocks = std::max<int64_t>(1, kSampledBlocks / static_cast<int64_t>(files_.size()));
+    for (const auto& file : files_) {
+      text += str(file.path, '\0', file.size, '\0', hex_of(sampled_hash(file.path, blocks)), '\0');
+    }
     if (const auto* file = dynamic_cast<const TokenizerFileOptions*>(options_.tokenizer.options.get())) {
-      const bool folder = fs::is_directory(file->path);
-      if (!folder && !fs::is_regular_file(file->path))
+      std::error_code ignored;
+      const bool folder = fs::is_directory(file->path, ignored);
+      if (!folder && !fs::is_regular_file(file->path, ignored))
         throw UsageError(str("tokenizer ", file->path, ": no such file"));
-      for (const auto& f : list_text_files({folder ? file->path + "/tokenizer.json" : file->path}, {})) {
-        text += str(f.size, '\0', f.mtime_ns, '\0');
-      }
+      text += hex_of(content_hash(folder ? file->path + "/tokenizer.json" : file->path));
     }
     return hash_text(text);
   }
 
   /// The report of an earlier run on the same inputs, if its files are whole.
   std::optional<PrepareReport> finished() const {
-    if (!fs::exists(path_of("dataset.json"))) return std::nullopt;
     try {
-      const json saved = json::parse(read_file(path_of("dataset.json"), kMaxReportBytes));
-      if (saved.value("signature", "") != signature_) return std::nullopt;
+      if (!fs::exists(path_of("dataset.json"))) return std::nullopt;
+      ordered_json saved = ordered_json::parse(read_file(path_of("dataset.json"), kMaxDescriptionBytes));
+      if (saved.value("signature", "") != signature_ || !same_texts(saved.at("sources"))) return std::nullopt;
       auto report = read_prepared(folder_);
       const IndexedDataset dataset(indexed_dataset_prefix(folder_));
       const auto tokenizer = load_tokenizer(folder_);
-      if (!report || dataset.num_tokens() != report->tokens ||
-          tokenizer->vocab_size() != report->vocab_size) {
-        return std::nullopt;
-      }
+      if (!report || tokenizer->vocab_size() != report->vocab_size) return std::nullopt;
+      check_prepared(folder_, dataset, *tokenizer);
       report->up_to_date = true;
+      if (ordered_json now = sources_json(saved["sources"]); now != saved["sources"]) {
+        // Only the times have changed; the next start need not read all of the text again.
+        saved["sources"] = std::move(now);
+        try {
+          write_description(saved);
+        } catch (const Error&) {
+          // A folder that cannot be written: then all of the text is read again next time.
+        }
+      }
       return report;
     } catch (const std::exception&) {
       return std::nullopt;  // damaged or of another version: prepare again
     }
   }
 
+  /// Whether every text file is unchanged: by its times and inode, or else by every byte of it. A file of the
+  /// same size whose modification time was set back still has another change time or inode.
+  bool same_texts(const ordered_json& sources) const {
+    if (sources.size() != files_.size()) return false;
+    for (size_t i = 0; i < files_.size(); i++) {
+      const TextFile& file = files_[i];
+      const ordered_json& source = sources[i];
+      const bool untouched = source.at("mtime_ns") == file.mtime_ns &&
+                             source.at("ctime_ns") == file.ctime_ns && source.at("inode") == file.inode;
+      if (!untouched && source.at("hash") != hex_of(content_hash(file.path))) return false;
+    }
+    return true;
+  }
+
   void remove_leftovers() const {
     for (const auto& entry : fs::directory_iterator(folder_)) {
-      if (entry.path().filename().string().find(".tmp.") != std::string::npos) fs::remove(entry.path());
+      if (entry.path().filename().string().find(".tmp.") != std::string::npos)
+        remove_file(entry.path().string());
     }
   }
 
@@ -179,12 +204,22 @@ class Preparation {
       for_each_document(file, document_mode(options_.documents, file.path), options_.text_key,
                         [&](std::string_view document, int64_t end_offset) {
                           seen(document);
-                          batcher.add(document, end_offset);
+                          batcher.add(document, file.path, end_offset);
                         });
       before += file.size;
     }
     batcher.flush();
     progress(0);
+  }
+
+  /// Puts the name of the piece's file in front of what `work` complains about.
+  template <class Work>
+  static void with_file_name(const Piece& piece, const Work& work) {
+    try {
+      work();
+    } catch (const UsageError& error) {
+      throw UsageError(str("text ", *piece.file, ": ", error.what()));
+    }
   }
 
   void make_tokenizer() {
@@ -194,7 +229,13 @@ class Preparation {
         std::vector<std::string_view> views;
         for (const auto& piece : pieces)
           views.push_back(std::string_view(text).substr(piece.begin, piece.size));
-        trainer->add(views);
+        try {
+          trainer->add(views);
+        } catch (const UsageError&) {
+          for (size_t i = 0; i < views.size(); i++)
+            with_file_name(pieces[i], [&] { trainer->add(std::span(views).subspan(i, 1)); });
+          throw;
+        }
       };
       for_each_batch("train tokenizer", true, add, [](std::string_view) {});
     }
@@ -221,7 +262,11 @@ class Preparation {
                            join(options_.text, ", "), "); give text with something in it"));
     }
     report_.encode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    writer.finish();
+    // Until here an older dataset in the folder was whole; from here on none is, until write_report.
+    writer.finish([&] {
+      for (const char* name : {"dataset.json", "tokenizer.json", "tokens.idx", "tokens.bin"})
+        remove_file(path_of(name));
+    });
     report_.tokens = writer.num_tokens();
   }
 
@@ -236,7 +281,8 @@ class Preparation {
       ids.clear();
       try {
         if (piece.first && begin_id) ids.push_back(*begin_id);
-        tokenizer_->encode(std::string_view(text).substr(piece.begin, piece.size), ids);
+        const auto part = std::string_view(text).substr(piece.begin, piece.size);
+        with_file_name(piece, [&] { tokenizer_->encode(part, ids); });
         if (piece.last && end_id) ids.push_back(*end_id);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -250,26 +296,45 @@ class Preparation {
     }
   }
 
-  void write_report() const {
+  /// What is known about the text files; their hashes are taken from `before`, or made when it is empty.
+  ordered_json sources_json(const ordered_json& before) const {
     ordered_json sources = ordered_json::array();
-    for (const auto& file : files_) {
-      sources.push_back({{"path", file.path}, {"size", file.size}, {"mtime_ns", file.mtime_ns}});
+    for (size_t i = 0; i < files_.size(); i++) {
+      const TextFile& file = files_[i];
+      sources.push_back(
+          {{"path", file.path},
+           {"size", file.size},
+           {"mtime_ns", file.mtime_ns},
+           {"ctime_ns", file.ctime_ns},
+           {"inode", file.inode},
+           {"hash", before.empty() ? ordered_json(hex_of(content_hash(file.path))) : before[i].at("hash")}});
     }
-    const ordered_json root = {{"format", kFormat},
-                               {"version", 1},
-                               {"files", report_.files},
-                               {"documents", report_.documents},
-                               {"empty_documents", report_.empty_documents},
-                               {"tokens", report_.tokens},
-                               {"text_bytes", report_.text_bytes},
-                               {"vocab_size", report_.vocab_size},
-                               {"encode_seconds", report_.encode_seconds},
-                               {"note", report_.note},
-                               {"signature", signature_},
-                               {"options", options_text(options_)},
-                               {"sources", sources}};
+    return sources;
+  }
+
+  void write_description(const ordered_json& root) const {
     const auto replace = ordered_json::error_handler_t::replace;  // paths need not be UTF-8
     write_file(path_of("dataset.json"), root.dump(2, ' ', false, replace) + "\n");
+  }
+
+  void write_report() const {
+    const ordered_json root = {
+        {"format", kDatasetFormat},
+        {"version", 1},
+        {"files", report_.files},
+        {"documents", report_.documents},
+        {"empty_documents", report_.empty_documents},
+        {"tokens", report_.tokens},
+        {"text_bytes", report_.text_bytes},
+        {"vocab_size", report_.vocab_size},
+        {"encode_seconds", report_.encode_seconds},
+        {"note", report_.note},
+        {"signature", signature_},
+        {"fingerprint", hex_of(IndexedDataset(indexed_dataset_prefix(folder_)).fingerprint())},
+        {"tokenizer", hash_text(tokenizer_->to_json())},
+        {"options", options_text(options_)},
+        {"sources", sources_json(ordered_json())}};
+    write_description(root);
   }
 
   const PrepareOptions& options_;
@@ -284,48 +349,8 @@ class Preparation {
 
 }  // namespace
 
-std::string PrepareReport::text() const {
-  std::string out;
-  if (!note.empty()) out += note + "\n";
-  out += str(up_to_date ? "already prepared: " : "prepared   ", files, files == 1 ? " file, " : " files, ",
-             documents, documents == 1 ? " document" : " documents");
-  if (empty_documents > 0) out += str(" (", empty_documents, " empty ones skipped)");
-  out += str(", ", human_bytes(text_bytes), " of text");
-  if (!up_to_date && encode_seconds > 0) {
-    const double speed = static_cast<double>(text_bytes) / encode_seconds;
-    out += str(", ", human_bytes(static_cast<int64_t>(speed)), "/s");
-  }
-  char ratio[64];
-  std::snprintf(ratio, sizeof ratio, "%.2f bytes each", bytes_per_token());
-  out += str("\n           ", human_count(static_cast<double>(tokens)), " tokens of ", ratio, ", vocabulary ",
-             vocab_size);
-  return out;
-}
-
 PrepareReport prepare_dataset(const PrepareOptions& options, const PrepareProgressFn& progress) {
   return Preparation(options, progress).run();
-}
-
-std::optional<PrepareReport> read_prepared(const std::string& folder) {
-  const std::string path = (fs::path(folder) / "dataset.json").string();
-  if (!fs::exists(path)) return std::nullopt;
-  try {
-    const json saved = json::parse(read_file(path, kMaxReportBytes));
-    if (saved.at("format") != kFormat || saved.at("version") != 1)
-      throw UsageError("unknown format or version");
-    PrepareReport report;
-    report.files = saved.at("files").get<int64_t>();
-    report.documents = saved.at("documents").get<int64_t>();
-    report.empty_documents = saved.at("empty_documents").get<int64_t>();
-    report.tokens = saved.at("tokens").get<int64_t>();
-    report.text_bytes = saved.at("text_bytes").get<int64_t>();
-    report.vocab_size = saved.at("vocab_size").get<int64_t>();
-    report.encode_seconds = saved.at("encode_seconds").get<double>();
-    report.note = saved.at("note").get<std::string>();
-    return report;
-  } catch (const std::exception& e) {
-    throw UsageError(str(path, ": not a dataset description: ", e.what(), "; prepare the data again"));
-  }
 }
 
 }  // namespace shoal

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "data/indexed_dataset.h"
 #include "data/tokenizer.h"
 
 namespace shoal {
@@ -38,14 +39,18 @@ struct PrepareProgress {
 };
 using PrepareProgressFn = std::function<void(const PrepareProgress&)>;
 
+inline constexpr const char* kDatasetFormat = "shoal-dataset";  // of dataset.json
+inline constexpr int64_t kMaxDescriptionBytes = int64_t{1} << 30;
+
 struct PrepareReport {
   bool up_to_date = false;  // nothing had to be done
   int64_t files = 0, documents = 0, empty_documents = 0;
   int64_t tokens = 0;      // with begin/end-of-document tokens
   int64_t text_bytes = 0;  // of the documents
   int64_t vocab_size = 0;
-  double encode_seconds = 0;  // reading, encoding and buffered writing, without the final sync
-  std::string note;           // what the tokenizer training has to say, or ""
+  double encode_seconds = 0;                // reading, encoding and buffered writing, without the final sync
+  std::string note;                         // what the tokenizer training has to say, or ""
+  std::string fingerprint, tokenizer_hash;  // of a prepared folder: its token files and tokenizer ("": old)
   double bytes_per_token() const {
     return tokens > 0 ? static_cast<double>(text_bytes) / static_cast<double>(tokens) : 0;
   }
@@ -55,9 +60,16 @@ struct PrepareReport {
 
 /// Empty documents are skipped and counted. Uses num_threads() threads; the result does not depend on them.
 /// Takes a lock in the output folder, so concurrent calls (ranks, jobs) wait and then find the work done.
-/// dataset.json is removed first and written last: where it exists the dataset is complete. UsageError: no
-/// text found, not valid JSONL (file:line), unsuitable tokenizer; Error: I/O.
+/// The files of an older dataset are removed when the new tokens are safely on disk; dataset.json goes first
+/// and is written last: where it exists the dataset is complete. A folder that cannot be written is used when
+/// it is up to date. UsageError: no text found, not valid JSONL (file:line), unsuitable tokenizer; Error:
+/// I/O.
 PrepareReport prepare_dataset(const PrepareOptions& options, const PrepareProgressFn& progress = {});
+
+/// UsageError when token files or tokenizer are not those that the folder's dataset.json describes
+/// (exchanged, or damaged where it was sampled). A folder without dataset.json was made elsewhere and is not
+/// checked.
+void check_prepared(const std::string& folder, const IndexedDataset& dataset, const Tokenizer& tokenizer);
 
 /// What dataset.json says about a complete prepared folder; empty when the folder holds none.
 std::optional<PrepareReport> read_prepared(const std::string& folder);

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "data/file_io.h"
+#include "data/utf8.h"
 
 namespace shoal {
 
@@ -20,13 +21,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kMaxReasonBytes = 300;
+
 TextFile text_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0)
     throw UsageError(str("text ", path, ": cannot read the file's size: ", std::strerror(errno)));
   if (::access(path.c_str(), R_OK) != 0)
     throw UsageError(str("text ", path, ": cannot be read: ", std::strerror(errno)));
-  return {path, status.st_size, int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+  const auto nanoseconds = [](const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return {path, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim), status.st_ino};
 }
 
 void list_folder(const std::string& folder, const std::vector<std::string>& extensions,
@@ -90,7 +96,11 @@ void jsonl_documents(const std::string& path, std::string_view text, const std::
     try {
       value = nlohmann::json::parse(line);
     } catch (const nlohmann::json::exception& e) {
-      throw UsageError(str(path, ":", number, ": expected one JSON object per line: ", e.what()));
+      // The message quotes the text it stopped at, which may be a very long line.
+      std::string why = e.what();
+      if (why.size() > kMaxReasonBytes)
+        why = why.substr(0, valid_utf8_prefix(why.substr(0, kMaxReasonBytes))) + "...";
+      throw UsageError(str(path, ":", number, ": expected one JSON object per line: ", why));
     }
     if (!value.is_object() || !value.contains(text_key) || !value[text_key].is_string()) {
       throw UsageError(str(path, ":", number, ": expected a JSON object with a string under \"", text_key,
@@ -106,14 +116,17 @@ std::vector<TextFile> list_text_files(const std::vector<std::string>& paths,
                                       const std::vector<std::string>& extensions) {
   std::vector<TextFile> files;
   for (const auto& path : paths) {
-    if (fs::is_directory(path)) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (status.type() == fs::file_type::directory) {
       list_folder(path, extensions, files);
-    } else if (fs::is_regular_file(path)) {
+    } else if (status.type() == fs::file_type::regular) {
       files.push_back(text_file(path));
+    } else if (status.type() == fs::file_type::not_found) {
+      throw UsageError(str("text ", path, ": no such file or folder"));
     } else {
-      throw UsageError(str("text ", path,
-                           fs::exists(path) ? ": expected a file or a folder, got something else"
-                                            : ": no such file or folder"));
+      throw UsageError(str("text ", path, ": expected a file or a folder, got ",
+                           error ? "an error: " + error.message() : "a device, pipe or socket"));
     }
   }
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });

@@ -13,6 +13,8 @@ struct TextFile {
   std::string path;
   int64_t size = 0;      // bytes
   int64_t mtime_ns = 0;  // last modification
+  int64_t ctime_ns = 0;  // last change of content or attributes; no program can set it back
+  uint64_t inode = 0;
 };
 
 /// Files are taken as they are; folders are searched recursively (symbolic links to folders are not followed)

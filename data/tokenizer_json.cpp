@@ -13,6 +13,12 @@ namespace {
 using nlohmann::json;
 constexpr int kMaxDepth = 32;
 
+/// The value as JSON, cut when it is long.
+std::string excerpt(const json& value) {
+  std::string text = value.dump();
+  return text.size() <= 120 ? text : text.substr(0, valid_utf8_prefix(text.substr(0, 120))) + "...";
+}
+
 std::unique_ptr<Tokenizer> char_from_json(const json& root, const std::string& file) {
   const auto characters = root.find("characters");
   if (characters == root.end() || !characters->is_string()) {
@@ -34,7 +40,7 @@ std::unique_ptr<Tokenizer> char_from_json(const json& root, const std::string& f
   const auto end_of_document = root.find("end_of_document");
   const bool has_end = end_of_document != root.end();
   if (has_end && !end_of_document->is_boolean()) {
-    throw UsageError(str(file, ": end_of_document: expected true or false, got ", end_of_document->dump()));
+    throw UsageError(str(file, ": end_of_document: expected true or false, got ", excerpt(*end_of_document)));
   }
   return std::make_unique<CharTokenizer>(std::move(code_points), has_end && end_of_document->get<bool>());
 }
@@ -54,14 +60,18 @@ json parse_strict_json(const std::string& text, const std::string& file) {
       keys.pop_back();
     } else if (event == Event::key) {
       const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) throw UsageError(str(file, ": the key '", key, "' appears twice"));
+      if (!keys.back().insert(key).second)
+        throw UsageError(str(file, ": the key ", excerpt(parsed), " appears twice"));
     }
     return true;
   };
   try {
     return json::parse(text, check);
   } catch (const json::exception& e) {
-    throw UsageError(str(file, ": not valid JSON: ", e.what()));
+    // The message quotes the text it stopped at, which may be all of the file.
+    std::string why = e.what();
+    if (why.size() > 300) why = why.substr(0, valid_utf8_prefix(why.substr(0, 300))) + "...";
+    throw UsageError(str(file, ": not valid JSON: ", why));
   }
 }
 
@@ -71,11 +81,11 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& text, const st
   const auto kind = root.find("shoal_tokenizer");
   if (kind == root.end()) return std::make_unique<BpeTokenizer>(bpe_from_json(root, text, file));
   if (root.value("version", json()) != json(1)) {
-    throw UsageError(str(file, ": version: expected 1, got ", root.value("version", json()).dump()));
+    throw UsageError(str(file, ": version: expected 1, got ", excerpt(root.value("version", json()))));
   }
   if (*kind == "byte") return std::make_unique<ByteTokenizer>();
   if (*kind == "char") return char_from_json(root, file);
-  throw UsageError(str(file, ": shoal_tokenizer: expected \"byte\" or \"char\", got ", kind->dump()));
+  throw UsageError(str(file, ": shoal_tokenizer: expected \"byte\" or \"char\", got ", excerpt(*kind)));
 }
 
 }  // namespace shoal

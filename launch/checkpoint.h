@@ -32,6 +32,7 @@ struct CheckpointOptions {
   std::filesystem::path folder;  // <run>/checkpoints
   int64_t keep_last = 3;         // 0: keep all
   int64_t keep_every = 0;        // steps that are multiples of this are never pruned; 0: none
+  std::string run_id;            // checkpoints of other runs are refused; "": all are accepted
   bool read_only = false;        // nothing is removed or renamed: a training may be writing there
 };
 
@@ -48,6 +49,7 @@ struct LoadedCheckpoint {
   std::string state_json;  // as given to save()
   std::string config_yaml;
   std::filesystem::path path;
+  std::string run_id;                 // of the run that saved it; "": unknown
   std::vector<std::string> rejected;  // one line per newer checkpoint that did not verify
 };
 
@@ -59,20 +61,23 @@ class CheckpointStore {
   /// Collective. Writes step's checkpoint and commits it with a rename, then prunes. When it cannot be
   /// written (disk full, I/O error on any rank) every rank returns the same message, nothing is left behind
   /// and older checkpoints are untouched;
-  /// "" on success. A step that exists already is left as it is.
+  /// "" on success. A step that exists already is left as it is, unless it is damaged or of another run.
   std::string save(int64_t step, const std::vector<StateTensor>& state, const std::string& state_json,
                    const std::string& config_yaml);
 
-  /// Collective. The newest checkpoint whose checksums verify is described; corrupt ones are renamed to
-  /// "step-N.bad-K" (unless read_only), warned about and listed in `rejected`. Empty when the folder holds no
-  /// checkpoint at all; throws Error when it holds checkpoints but none verifies. `step`: only that one
-  /// (missing or corrupt: Error).
+  /// Collective. The newest checkpoint that verifies is described; corrupt ones and those of other runs are
+  /// renamed to "step-N.bad-K" (unless read_only), warned about and listed in `rejected`. Empty when the
+  /// folder holds no checkpoint at all; throws Error when it holds checkpoints but none verifies. `step`:
+  /// only that one (missing or corrupt: Error).
   std::optional<LoadedCheckpoint> find(std::optional<int64_t> step = std::nullopt);
   /// Collective. Fills the tensors from a found checkpoint. Every name, dtype and global shape must match and
   /// each tensor must be covered; all mismatches are named in one Error. Tensors in the checkpoint that are
   /// not asked for: Error too, unless `allow_extra`.
   void load(const LoadedCheckpoint& checkpoint, const std::vector<StateTensor>& state,
             bool allow_extra = false);
+
+  /// From now on; see CheckpointOptions. The same on every rank.
+  void set_run_id(std::string run_id) { options_.run_id = std::move(run_id); }
 
   /// Test hook, called at every named point of the save path ("before-rename", ...), from
   /// SHOAL_CHECKPOINT_FAILPOINT too.

@@ -37,7 +37,7 @@ std::string check_my_blocks(const fs::path& path, const Manifest& manifest, cons
 
 // Collective. Reads everything, the work divided over the ranks. Returns why the checkpoint is corrupt, or
 // "". Throws the same Error on every rank when it is of a newer format or cannot be reached.
-std::string verify(Communicator& world, const fs::path& path) {
+std::string verify(Communicator& world, const fs::path& path, const std::string& run_id) {
   ManifestResult result;
   const std::string text = run_on_first(world, [&]() -> std::string {
     try {
@@ -50,11 +50,13 @@ std::string verify(Communicator& world, const fs::path& path) {
   if (text[0] == 'c') return text.substr(1);
   result = parse_manifest(std::string_view(text).substr(1));
   if (result.newer_version >= 0)
-    throw Error(str("checkpoint ", path.string(), ": ", result.problem,
-                    "; use the program that wrote it, or ask for an older step"));
+    throw Error(
+        str("checkpoint ", path.string(), ": ", result.problem,
+            "; use the program that wrote it, or move it out of the folder to go on from an older one"));
   if (!result.problem.empty()) return result.problem;
   if (step_name(result.manifest.step) != path.filename().string())
     return str(kManifestName, ": it belongs to step ", result.manifest.step);
+  if (std::string foreign = foreign_problem(result.manifest, run_id); !foreign.empty()) return foreign;
 
   const std::vector<std::string> verdicts =
       world.gather_strings(check_my_blocks(path, result.manifest, world));
@@ -127,7 +129,7 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
   LoadedCheckpoint found;
   for (const int64_t candidate : step ? std::vector<int64_t>{*step} : steps) {
     const fs::path path = options_.folder / step_name(candidate);
-    const std::string reason = verify(world_, path);
+    const std::string reason = verify(world_, path, options_.run_id);
     if (!reason.empty()) {
       if (step)
         throw Error(str("checkpoint ", path.string(), " is corrupt: ", reason,
@@ -139,6 +141,7 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
     found.path = path;
     found.state_json = shared_text(world_, path, kStateName);
     found.config_yaml = shared_text(world_, path, kConfigName);
+    found.run_id = run_on_first(world_, [&] { return read_manifest(path).manifest.run; });
     return found;
   }
   if (steps.empty()) {

@@ -24,6 +24,10 @@ std::string random_name() {
 std::vector<std::string> directories(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code failure;
+  // A link to a disk that is not mounted must not look like a run without checkpoints.
+  if (fs::is_symlink(folder, failure) && !fs::exists(folder, failure))
+    throw FileError(folder, "follow the symbolic link", ENOENT);
+  failure.clear();
   for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
        entry.increment(failure)) {
     std::error_code vanished;
@@ -88,6 +92,12 @@ std::string quick_problem(const fs::path& checkpoint) {
   return "";
 }
 
+std::string foreign_problem(const Manifest& manifest, const std::string& run_id) {
+  if (run_id.empty() || manifest.run.empty() || manifest.run == run_id) return "";
+  return str(kManifestName, ": it belongs to run ", manifest.run, ", this folder to run ", run_id,
+             "; to go on from it, remove the file ", kRunIdName, " beside the folder of checkpoints");
+}
+
 bool says_corrupt(const std::exception& error) {
   if (const auto* file_error = dynamic_cast<const FileError*>(&error)) {
     for (const int number : {ENOENT, EIO, ELOOP, ENOTDIR, EISDIR, ENXIO})
@@ -117,6 +127,13 @@ void remove_checkpoint(const fs::path& checkpoint, const Failpoint& failpoint) {
     failpoint("prune-renamed");
   }
   std::error_code failure;
+  if (fs::is_symlink(doomed, failure)) {
+    // The link goes; what it points to lies elsewhere, perhaps in an archive.
+    if (!fs::remove(doomed, failure) && failure) throw FileError(doomed, "remove the link", failure.value());
+    failpoint("prune-manifest-removed");
+    return;
+  }
+  failure.clear();
   fs::remove(doomed / kManifestName, failure);
   failpoint("prune-manifest-removed");
   if (!failure) fs::remove_all(doomed, failure);

@@ -26,6 +26,9 @@ ManifestResult read_manifest(const std::filesystem::path& checkpoint);
 /// the files cannot be reached (see says_corrupt).
 std::string quick_problem(const std::filesystem::path& checkpoint);
 
+/// "" or that the checkpoint belongs to another run than `run_id`. An unknown id on either side is accepted.
+std::string foreign_problem(const Manifest& manifest, const std::string& run_id);
+
 /// Whether the error says that the files are wrong, rather than that they cannot be reached just now
 /// (permissions, too many open files, a stale mount, no memory): only wrong ones may be set aside.
 bool says_corrupt(const std::exception& error);

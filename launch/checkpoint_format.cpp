@@ -126,6 +126,7 @@ Manifest from_json(const json& root) {
   Manifest manifest;
   manifest.step = get_size(root, "step");
   manifest.world = get_size(root, "world");
+  if (const auto run = root.find("run"); run != root.end()) manifest.run = run->get<std::string>();
   if (get_size(root, "block_bytes") != kBlockBytes)
     throw Error(str("block_bytes: expected ", kBlockBytes, ", got ", root.at("block_bytes").dump()));
   for (const json& item : get_list(root, "files")) manifest.files.push_back(get_file(item));
@@ -201,7 +202,8 @@ std::string manifest_part_text(const Manifest& part) {
     return "[" + text + "]";
   };
   return str("{\"block_bytes\":", kBlockBytes, ",\n\"files\":", lines(part.files, file_json),
-             ",\n\"format\":\"shoal-checkpoint\",\n\"step\":", part.step,
+             ",\n\"format\":\"shoal-checkpoint\",\n",
+             part.run.empty() ? "" : "\"run\":" + json(part.run).dump() + ",\n", "\"step\":", part.step,
              ",\n\"tensors\":", lines(part.tensors, tensor_json), ",\n\"version\":", kCheckpointVersion,
              ",\n\"world\":", part.world, "}\n");
 }

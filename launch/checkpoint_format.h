@@ -19,6 +19,7 @@ inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 inline constexpr const char* kManifestName = "MANIFEST.json";
 inline constexpr const char* kStateName = "state.json";
 inline constexpr const char* kConfigName = "config.yaml";
+inline constexpr const char* kRunIdName = "run-id";  // in the run folder, see run_folder.h
 
 struct FileRecord {
   std::string name;  // inside the checkpoint's directory
@@ -45,6 +46,7 @@ struct TensorRecord {
 
 struct Manifest {
   int64_t step = 0;
+  std::string run;                    // id of the training run; "": unknown
   int64_t world = 1;                  // ranks that saved it; says nothing about who may load it
   std::vector<FileRecord> files;      // sorted by name
   std::vector<TensorRecord> tensors;  // sorted by name

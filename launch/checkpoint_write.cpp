@@ -35,9 +35,10 @@ bool is_written_here(const StateTensor& tensor, size_t position) {
 }
 
 // This rank's pieces; offsets and checksums are filled in by write_shard.
-Manifest plan_part(const SaveRequest& request, int rank) {
+Manifest plan_part(const SaveRequest& request, const std::string& run_id, int rank) {
   Manifest part;
   part.step = request.step;
+  part.run = run_id;
   for (size_t k = 0; k < request.state.size(); k++) {
     const StateTensor& tensor = request.state[k];
     if (!is_written_here(tensor, k)) continue;
@@ -56,6 +57,7 @@ Manifest merge_parts(const std::vector<std::string>& texts, int64_t world) {
   for (const std::string& text : texts) {
     Manifest part = parse_manifest_part(text);
     merged.step = part.step;
+    merged.run = part.run;
     for (FileRecord& file : part.files) merged.files.push_back(std::move(file));
     for (TensorRecord& tensor : part.tensors) {
       const auto [at, is_new] = positions.emplace(tensor.name, merged.tensors.size());
@@ -97,8 +99,10 @@ std::string prepare_directory(const CheckpointOptions& options, int64_t step, in
                               const Failpoint& failpoint) {
   const fs::path target = options.folder / step_name(step);
   if (fs::exists(target)) {
-    if (const std::string problem = quick_problem(target); !problem.empty())
-      log::warn("checkpoint ", target.string(), " is damaged (", problem, "), set aside as ",
+    std::string problem = quick_problem(target);
+    if (problem.empty()) problem = foreign_problem(read_manifest(target).manifest, options.run_id);
+    if (!problem.empty())
+      log::warn("checkpoint ", target.string(), " cannot be kept (", problem, "), set aside as ",
                 set_aside(target));
     else
       return "";
@@ -206,7 +210,7 @@ std::string CheckpointStore::save(int64_t step, const std::vector<StateTensor>& 
   const int64_t signature = state_signature(state);
   SHOAL_CHECK(world_.max(signature) == world_.min(signature),
               "checkpoint save: the ranks pass different tensor names, dtypes or global shapes");
-  Manifest part = plan_part(request, rank);
+  Manifest part = plan_part(request, options_.run_id, rank);
   const std::vector<std::string> plans = world_.gather_strings(manifest_part_text(part));
   const std::string total = run_on_first(world_, [&] { return check_plan(request, plans); });
 

@@ -15,6 +15,7 @@
 #include "core/ops/linear.h"
 #include "core/tensor/kernel.h"
 #include "launch/memory.h"
+#include "launch/run_folder.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -163,11 +164,18 @@ TrainedRun open_run(const std::string& run, const std::vector<std::string>& give
     out.folder = fs::path(run).lexically_normal().string();
     if (out.folder.ends_with('/')) out.folder.pop_back();
     const std::string config = out.folder + "/config.yaml";
-    if (!fs::exists(config)) {
-      throw UsageError(
-          str("run '", run, "': there is no config.yaml in it; is this the folder of a training run?"));
+    if (fs::exists(config)) {
+      out.loaded = load_train_config(config, overrides, 0);
+    } else {
+      const auto stored = stored_config(out.folder);
+      if (!stored) {
+        throw UsageError(str("run '", run,
+                             "': there is no config.yaml in it, nor a checkpoint that holds one; ",
+                             "is this the folder of a training run?"));
+      }
+      log::warn("run '", run, "': there is no config.yaml in it; ", stored->file.string(), " is used");
+      out.loaded = load_train_config_text(stored->yaml, stored->file.string(), overrides, 0);
     }
-    out.loaded = load_train_config(config, overrides, 0);
     refuse_idle_overrides(use.command, given, use.keys);
   } else {
     out.loaded = load_train_config(run, overrides, 0);
@@ -189,7 +197,9 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
                                 const std::shared_ptr<Communicator>& world) {
   const TrainConfig& config = run.loaded.config;
   CheckpointStore store(
-      CheckpointOptions{std::filesystem::path(run.folder) / "checkpoints", 0, 0, /*read_only=*/true}, *world);
+      CheckpointOptions{std::filesystem::path(run.folder) / "checkpoints", 0, 0, read_run_id(run.folder),
+                        /*read_only=*/true},
+      *world);
   const std::optional<LoadedCheckpoint> found = store.find(step);
   if (!found)
     throw UsageError(str("run '", run.folder, "': it has no checkpoint yet; train it first (`shoal train`)"));

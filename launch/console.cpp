@@ -132,16 +132,7 @@ std::string run_record(const TrainConfig& config, TrainEngine& engine, int world
 
 void write_resolved_config(const TrainConfig& config) {
   const std::filesystem::path path = std::filesystem::path(config.run_folder()) / "config.yaml";
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  {
-    std::ofstream file(temporary);
-    file << "# Resolved configuration of the last start of this run.\n" << to_yaml(config);
-    if (!file.flush().good()) {
-      throw Error(str("run config ", temporary.string(), ": cannot be written: ", std::strerror(errno),
-                      "; check space and permissions"));
-    }
-  }
-  std::filesystem::rename(temporary, path);
+  write_file(path.string(), "# Resolved configuration of the last start of this run.\n" + to_yaml(config));
 }
 
 namespace {

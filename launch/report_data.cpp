@@ -22,7 +22,7 @@ double number(const Json& row, const char* key) {
 
 std::optional<int64_t> integer(const Json& row, const char* key) {
   const auto it = row.find(key);
-  if (it == row.end() || !it->is_number()) return std::nullopt;
+  if (it == row.end() || !it->is_number_integer()) return std::nullopt;
   return it->get<int64_t>();
 }
 

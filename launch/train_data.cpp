@@ -62,7 +62,10 @@ std::string run_tokenizer_path(const std::string& run_folder) {
 std::unique_ptr<Tokenizer> open_tokenizer(const TrainConfig& config) {
   const std::string path = source_folders(config).front() + "/tokenizer.json";
   if (!std::filesystem::exists(path)) {
-    throw UsageError(str("tokenizer ", path, ": not found; prepare the data first (`shoal prepare CONFIG`)"));
+    throw UsageError(
+        str("tokenizer ", path,
+            ": not found; prepare the data first (`shoal prepare CONFIG`), or put the tokenizer.json of the "
+            "token files there"));
   }
   return load_tokenizer(path);
 }
@@ -85,15 +88,18 @@ TrainData open_data(const TrainConfig& config, const ConfigNode& tree, Communica
   const bool held_out = config.data.split.val_fraction > 0 || config.data.split.val_documents > 0;
   for (size_t i = 0; i < folders.size(); i++) {
     const double weight = config.data.sources.empty() ? 1 : config.data.sources[i].weight;
-    if (i > 0) {
+    auto source = std::make_shared<const IndexedDataset>(folders[i] + "/tokens");
+    if (i == 0) {
+      check_prepared(folders[i], *source, *data.tokenizer);
+    } else {
       const auto other = load_tokenizer(folders[i] + "/tokenizer.json");
+      check_prepared(folders[i], *source, *other);
       if (other->to_json() != data.tokenizer->to_json()) {
         throw UsageError(str("config data.sources: ", folders[i],
                              " was prepared with another tokenizer than ", folders[0],
                              "; prepare it with tokenizer: {kind: file, path: ", folders[0], "}"));
       }
     }
-    auto source = std::make_shared<const IndexedDataset>(folders[i] + "/tokens");
     train.push_back({std::make_shared<const TokenDataset>(source, config.data.split,
                                                           held_out ? Split::train : Split::all),
                      weight});

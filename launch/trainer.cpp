@@ -13,9 +13,11 @@
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/ops/linear.h"
+#include "launch/checkpoint_agreement.h"
 #include "launch/console.h"
 #include "launch/finite.h"
 #include "launch/memory.h"
+#include "launch/run_folder.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -68,7 +70,12 @@ void Trainer::lock_folder() {
   const std::string folder = config_.run_folder();
   const Tensor taken = Tensor::zeros({1}, DType::u8);
   if (world_->rank() == 0) {
-    std::filesystem::create_directories(folder);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+      throw UsageError(str("run folder ", folder, ": cannot be created: ", error.message(),
+                           "; set run.folder to a folder that you may write to"));
+    }
     lock_ = FileLock::try_lock(folder + "/.lock");
     *taken.data<uint8_t>() = lock_ ? 0 : 1;
   }
@@ -103,9 +110,11 @@ void Trainer::build() {
   engine_ = std::make_unique<TrainEngine>(options, *mesh_);
   schedule_ = ScheduleRegistry::make(config_.optim.schedule,
                                      ScheduleContext{config_.optim.learning_rate, config_.run.steps});
+  run_id_ = run_on_first(*world_, [&] { return read_run_id(config_.run_folder()); });
   checkpoints_ = std::make_unique<CheckpointStore>(
       CheckpointOptions{std::filesystem::path(config_.run_folder()) / "checkpoints",
-                        config_.checkpoint.keep_last, config_.checkpoint.keep_every, /*read_only=*/false},
+                        config_.checkpoint.keep_last, config_.checkpoint.keep_every, run_id_,
+                        /*read_only=*/false},
       *world_);
 }
 
@@ -128,6 +137,9 @@ void Trainer::check_resumed_config(const LoadedCheckpoint& found) {
 void Trainer::restore() {
   const std::string folder = config_.run_folder() + "/checkpoints";
   const std::optional<LoadedCheckpoint> found = checkpoints_->find();
+  if (run_id_.empty() && found) run_id_ = found->run_id;
+  if (run_id_.empty()) run_id_ = run_on_first(*world_, new_run_id);
+  checkpoints_->set_run_id(run_id_);
   if (!found) {
     if (config_.run.resume == "required") {
       throw UsageError(
@@ -338,6 +350,19 @@ void Trainer::print_summary() const {
   log::info(run_summary(config_, *engine_, data_, peak_flops_, progress_.step));
 }
 
+// Rows without a checkpoint: it was never saved, or it was lost. Training cannot but begin anew, but says so.
+void Trainer::keep_old_metrics() const {
+  const std::filesystem::path file = std::filesystem::path(config_.run_folder()) / "metrics.jsonl";
+  const std::string result = run_result(file);
+  if (result.empty()) return;
+  const std::filesystem::path kept = file.string() + ".old";
+  std::error_code error;
+  std::filesystem::rename(file, kept, error);
+  log::warn("run ", config_.run_folder(),
+            ": training begins at step 0, because there is no checkpoint; rows of ", "an earlier start are ",
+            error ? "lost: " + error.message() : "kept in " + kept.string());
+}
+
 TrainEnd Trainer::run() {
   install_stop_signals();
   const int64_t steps = config_.run.steps;
@@ -353,7 +378,9 @@ TrainEnd Trainer::run() {
   peak_flops_ = world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
   if (world_->rank() == 0) {
     std::filesystem::create_directories(config_.run_folder());
+    if (last_saved_ < 0) keep_old_metrics();
     metrics_.begin(last_saved_);
+    write_run_id(config_.run_folder(), run_id_);
     if (last_saved_ < 0) metrics_.write_run(run_record(config_, *engine_, world_->size()));
     write_resolved_config(config_);
     save_tokenizer(*data_.tokenizer, run_tokenizer_path(config_.run_folder()));

@@ -70,10 +70,12 @@ class Trainer {
   const Tokenizer& tokenizer() const { return *data_.tokenizer; }
   const TrainConfig& config() const { return config_; }
   const Progress& progress() const { return progress_; }
+  CheckpointStore& checkpoints() { return *checkpoints_; }
 
  private:
   void lock_folder();
   void build();
+  void keep_old_metrics() const;
   void print_summary() const;
   void restore();
   void check_resumed_config(const LoadedCheckpoint& found);
@@ -102,6 +104,7 @@ class Trainer {
   std::unique_ptr<PrefetchingLoader> prefetch_;
   MetricsWriter metrics_;
   Progress progress_;
+  std::string run_id_;  // see run_folder.h
   int64_t micro_batch_ = 1, num_micro_batches_ = 1;
   int64_t last_saved_ = -1, lines_ = 0;
   int64_t not_finite_in_a_row_ = 0;  // steps; none of them is followed by a save

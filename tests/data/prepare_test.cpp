@@ -85,7 +85,9 @@ TEST(Prepare, TK_07_EmptyDocumentsAreSkippedAndCounted) {
     const std::string error = error_of<UsageError>([&] { run(name, content, mode); });
     EXPECT_NE(error.find("the text has no documents"), std::string::npos) << error;
   }
-  EXPECT_FALSE(read_prepared(folder / "out"));  // the failed run left no complete dataset
+  // The failed runs have not touched the last complete dataset.
+  EXPECT_EQ(documents_of(folder / "out").size(), 2U);
+  EXPECT_EQ(read_prepared(folder / "out")->documents, 2);
 }
 
 TEST(Prepare, JsonlErrorsNameFileAndLine) {

@@ -210,7 +210,7 @@ TEST(Robustness, ReadingARunLeavesItsCheckpointFolderAlone) {
   std::filesystem::create_directories(being_written);
   std::ofstream(run.checkpoint(6) / "state.json") << "damaged";
   const auto single = make_single_communicator();
-  CheckpointStore reader({folder, 0, 0, /*read_only=*/true}, *single);
+  CheckpointStore reader({folder, 0, 0, "", /*read_only=*/true}, *single);
   const auto found = reader.find();
   ASSERT_TRUE(found);
   EXPECT_EQ(found->step, 3);

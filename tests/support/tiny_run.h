@@ -68,7 +68,8 @@ class TinyRun {
   }
 
   struct Hooks {
-    std::function<void()> before_run;  // rank 0, when the trainer is built
+    std::function<void()> before_run;            // rank 0, when the trainer is built
+    std::function<void(Trainer&)> with_trainer;  // every rank, after that
   };
 
   /// The base settings.
@@ -103,6 +104,7 @@ checkpoint: {every: 3, keep_last: 0}
       Trainer trainer(std::move(loaded), world);
       if (hooks.before_run && world->rank() == 0) hooks.before_run();
       world->barrier();
+      if (hooks.with_trainer) hooks.with_trainer(trainer);
       const TrainEnd end = trainer.run();
       std::map<std::string, std::vector<double>> state;
       for (const StateTensor& t : trainer.engine().state()) {
