@@ -56,7 +56,8 @@ bool belongs(const std::string& line, int64_t last_step) {
   if (kind == row.end() || !kind->is_string()) return false;
   if (*kind == "run") return true;
   const auto step = row.find("step");
-  return step != row.end() && step->is_number_integer() && step->get<int64_t>() <= last_step;
+  return step != row.end() && step->is_number_unsigned() &&
+         step->get<uint64_t>() <= static_cast<uint64_t>(last_step);
 }
 
 }  // namespace

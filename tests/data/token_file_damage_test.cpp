@@ -204,7 +204,7 @@ TEST(TokenFileDamage, VocabulariesLargerAndSmallerThanTheDatas) {
   LoaderOptions sequential;
   sequential.sampling = "sequential";
   const BatchLoader loader(sequential, {{all, 1}}, 4, 7);
-  EXPECT_EQ(loader.batch(0, 1).tokens.size(), 4U);
+  EXPECT_EQ(loader.batch(0, 1).tokens_BS.size(), 4U);
   EXPECT_NE(
       error_of<Error>([&] { loader.batch(1, 1); }).find("t.bin: token 7: expected an id in 0..6, got 7"),
       std::string::npos);
@@ -271,7 +271,7 @@ TEST(TokenFileDamage, FilesOfAnotherPreparedFolderAreNoticed) {
   other.output = prepared.folder / "other";
   other.text = {
       prepared.folder.write("other.jsonl",  // as many tokens, sequences and characters
-                            "{\"text\": \"one twu\"}\n{\"text\": \"th\"}\n{\"text\": \"reefoor\"}\n")};
+                            "{\"text\": \"one twv\"}\n{\"text\": \"th\"}\n{\"text\": \"reefoor\"}\n")};
   prepare_dataset(other);
   for (const std::string name : {"tokens.bin", "tokens.idx", "tokenizer.json", "dataset.json"}) {
     prepared.put(name, slurp(prepared.folder / "other/" + name));

@@ -98,7 +98,7 @@ class CheckpointSwap : public ::testing::Test {
       const std::string& line = found->rejected[i];
       EXPECT_EQ(line.find(bad[i] + ": "), 0U) << what << ": " << line;
       EXPECT_TRUE(line.find("MANIFEST.json: ") != std::string::npos ||
-                  line.find("w000") != std::string::npos || line.find("state.json") != std::string::npos ||
+                  line.find(".h5: ") != std::string::npos || line.find("state.json") != std::string::npos ||
                   line.find("config.yaml") != std::string::npos)
           << what << ": " << line;
       EXPECT_NE(line.find("(set aside as " + bad[i] + ".bad-1)"), std::string::npos) << what << ": " << line;
