@@ -108,6 +108,12 @@ class CheckpointSwap : public ::testing::Test {
     test::expect_state(model(), state, static_cast<uint64_t>(step) + 1000);
   }
 
+  void expect_link_harmless(int64_t step, bool to_older) {
+    fs::create_directory_symlink(folder_ / (to_older ? step_name(10) : "nowhere"), folder_ / step_name(step));
+    expect_found(20, to_older ? std::vector<std::string>{step_name(step)} : std::vector<std::string>{},
+                 "a link");
+  }
+
   TempFolder folder_, other_, layout_;
   Files own10_, own20_, other10_, other20_, layout20_;
 };
@@ -227,13 +233,7 @@ TEST_F(CheckpointSwap, TwoHundredStaleFoldersAreDetectedOrDoNoHarm) {
         counts["newer one of another run: detected"]++;
         break;
       default:  // a link to an older one, or into nothing
-        if (trial % 16 < 8) {
-          fs::create_directory_symlink(folder_ / step_name(10), folder_ / step_name(newer));
-          expect_found(20, {step_name(newer)}, "link to an older checkpoint");
-        } else {
-          fs::create_directory_symlink(folder_ / "nowhere", folder_ / step_name(newer));
-          expect_found(20, {}, "link into nothing");
-        }
+        expect_link_harmless(newer, trial % 16 < 8);
         counts["links: detected, or no harm"]++;
     }
   }

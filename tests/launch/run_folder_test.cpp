@@ -103,12 +103,9 @@ TEST(RunFolder, DamagedMetricsAreCleanedAndTheRunGoesOnBitEqual) {
   };
   const std::vector<Damage> damages = {{good.substr(0, good.size() - 1), true},  // torn last row
                                        {good + "{\"kind\":\"step\",\"ste", true},
-                                       {good + garbage, true},
                                        {garbage + "\n" + good, true},
-                                       {good + deep, true},
-                                       {good + strange, true},
+                                       {good + deep + strange + garbage, true},
                                        {garbage, false},
-                                       {std::string(100000, '\0'), false},
                                        {"", false}};
   const auto start_again = [&] {
     run.forget(9);
