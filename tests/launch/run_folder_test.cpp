@@ -145,7 +145,7 @@ TEST(RunFolder, MissingConfigIsReadFromTheNewestCheckpointThatHasIt) {
   TinyRun run;
   run.train(1, {"run.steps=6"});
   const fs::path folder = run.folder / "tiny";
-  const auto open = [&] { return open_run(folder.string(), {}, 1); };
+  const auto open = [&] { return open_run(folder.string(), {}, 1, RunUse{"eval", {}}); };
   const std::string wanted = to_yaml(open().loaded.config);
   fs::remove(folder / "config.yaml");
   EXPECT_EQ(to_yaml(open().loaded.config), wanted);
