@@ -32,7 +32,7 @@ struct CheckpointOptions {
   std::filesystem::path folder;  // <run>/checkpoints
   int64_t keep_last = 3;         // 0: keep all
   int64_t keep_every = 0;        // steps that are multiples of this are never pruned; 0: none
-  std::string run_id;            // checkpoints of other runs are refused; "": all are accepted
+  std::string run_id = {};       // checkpoints of other runs are refused; "": all are accepted
   bool read_only = false;        // nothing is removed or renamed: a training may be writing there
 };
 
