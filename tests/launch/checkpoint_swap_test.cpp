@@ -9,10 +9,12 @@
 #include "launch/checkpoint_format.h"
 #include "launch/crc32c.h"
 #include "tests/launch/checkpoint_support.h"
+#include "tests/support/error_of.h"
 
 namespace shoal {
 
 using test::TempFolder;
+using testing::error_of;
 namespace fs = std::filesystem;
 
 namespace {
@@ -51,15 +53,6 @@ void put(const fs::path& folder, const Files& files) {
   fs::remove_all(folder);
   fs::create_directories(folder);
   for (const auto& [name, bytes] : files) test::write_all(folder / name, bytes);
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 class CheckpointSwap : public ::testing::Test {

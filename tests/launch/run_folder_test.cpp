@@ -9,6 +9,7 @@
 #include "launch/checkpoint_folder.h"
 #include "launch/command_support.h"
 #include "launch/report_data.h"
+#include "tests/support/error_of.h"
 #include "tests/support/hostile.h"
 #include "tests/support/tiny_run.h"
 
@@ -24,15 +25,6 @@ std::string bytes_of(const fs::path& path) {
 
 void put(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
 }
 
 void expect_contains(const std::string& text, const std::string& part) {
