@@ -112,12 +112,13 @@ TEST(Edges, DataThatDoesNotFitTheModelIsRefusedOnEveryRank) {
   std::vector<uint16_t> ids(std::filesystem::file_size(bin) / 2, 900);
   std::ofstream(bin, std::ios::binary)
       .write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(ids.size() * 2));
-  for (const int ranks : {1, 2}) {
-    expect_refused(run, {ranks,
-                         {str("data.sources=[{path: ", (run.folder / "data" / "tiny").string(), "}]"),
-                          "data.text=[]", "run.name=other"},
-                         {"900", "another tokenizer"}});
-  }
+  const Settings other = {str("data.sources=[{path: ", (run.folder / "data" / "tiny").string(), "}]"),
+                          "data.text=[]", "run.name=other"};
+  for (const int ranks : {1, 2})
+    expect_refused(run, {ranks, other, {"tokens.bin or .idx is not the file that was prepared"}});
+  // Without its description the folder counts as made elsewhere, and the ids are checked as they are read.
+  std::filesystem::remove(run.folder / "data" / "tiny" / "dataset.json");
+  for (const int ranks : {1, 2}) expect_refused(run, {ranks, other, {"900", "another tokenizer"}});
 }
 
 TEST(Edges, OddSizesTrainAndStayFinite) {
