@@ -121,31 +121,18 @@ TEST(Edges, DataThatDoesNotFitTheModelIsRefusedOnEveryRank) {
   for (const int ranks : {1, 2}) expect_refused(run, {ranks, other, {"900", "another tokenizer"}});
 }
 
+// Several settings in one run where they do not touch each other: every run costs its start.
 TEST(Edges, OddSizesTrainAndStayFinite) {
   const std::vector<Settings> cases = {
-      {"model.vocab_size=1000"},
-      {"data.global_batch=2", "data.seq_len=1"},
-      {"data.global_batch=2", "data.micro_batch=1"},
-      {"model.moe.top_k=4"},
-      {"model.moe.num_experts=1", "model.moe.top_k=1"},
-      {"model.layers=1", "model.moe.first_dense=0"},
-      {"model.moe.capacity_factor=1e-9"},
-      {"model.moe.capacity_factor=1e6"},
-      {"optim.schedule.warmup_steps=1000"},
-      {"optim.clip_norm=0"},
-      {"optim.clip_norm=1e-300"},
-      {"run.seed=0"},
-      {"run.seed=9223372036854775807", "data.loader.seed=9223372036854775807"},
-      {"checkpoint.every=0"},
-      {"checkpoint.every=1000"},
-      {"checkpoint.keep_every=1000"},
-      {"eval.samples=0"},
-      {"eval.samples=1"},
-      {"data.split.val_fraction=0"},
-      {"run.log_every=1000"},
-      {"data.loader.sampling=random_offset"},
-      {"parallel.bucket_mb=1e-4"},
-      {"model.heads=8"},
+      {"model.vocab_size=1000", "model.moe.top_k=4", "run.seed=0", "optim.clip_norm=0", "checkpoint.every=0"},
+      {"data.global_batch=2", "data.seq_len=1", "eval.samples=1", "optim.schedule.warmup_steps=1000"},
+      {"data.global_batch=2", "data.micro_batch=1", "model.moe.num_experts=1", "model.moe.top_k=1",
+       "checkpoint.every=1000", "optim.clip_norm=1e-300"},
+      {"model.layers=1", "model.moe.first_dense=0", "eval.samples=0", "run.seed=9223372036854775807",
+       "data.loader.seed=9223372036854775807", "checkpoint.keep_every=1000"},
+      {"model.moe.capacity_factor=1e-9", "run.log_every=1000", "data.loader.sampling=random_offset"},
+      {"model.moe.capacity_factor=1e6", "parallel.bucket_mb=1e-4", "model.heads=8",
+       "data.split.val_fraction=0"},
       {"model.moe.shared_experts=0", "model.moe.hidden=1"},
   };
   for (const Settings& settings : cases) {
@@ -194,7 +181,7 @@ void expect_same_as_one_rank(const Settings& settings,
 TEST(Edges, ThreeFiveAndSevenRanksTrainLikeOne) {
   expect_same_as_one_rank(
       {"data.global_batch=105", "data.seq_len=2", "model.moe.num_experts=105", "model.moe.hidden=2"},
-      {{3, "1"}, {3, "3"}, {5, "1"}, {5, "5"}, {7, "1"}, {7, "auto"}});
+      {{3, "1"}, {3, "3"}, {5, "5"}, {7, "auto"}});
 }
 
 TEST(Edges, EMP_05_OneTokenPerRankTrainsLikeOneRank) {
