@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -228,8 +229,11 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
   return std::string(file.text());
 }
 
-FileLock::FileLock(const std::string& path) {
-  acquire(path, LOCK_EX);
+FileLock::FileLock(const std::string& path, const std::function<void()>& waiting) {
+  while (!acquire(path, LOCK_EX | LOCK_NB)) {
+    waiting();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 std::unique_ptr<FileLock> FileLock::try_lock(const std::string& path) {

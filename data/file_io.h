@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -69,10 +70,11 @@ void write_file(const std::string& path, std::string_view content);
 /// The whole file; Error when it cannot be read, UsageError when it is larger than max_bytes.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// Holds an exclusive lock on a lock file until destroyed; blocks while another process holds it.
+/// Holds an exclusive lock on a lock file until destroyed.
 class FileLock {
  public:
-  explicit FileLock(const std::string& path);
+  /// Blocks while another process holds it, and calls `waiting` some times a second, which may throw.
+  FileLock(const std::string& path, const std::function<void()>& waiting);
   /// Does not block: null when somebody else holds the lock.
   static std::unique_ptr<FileLock> try_lock(const std::string& path);
   ~FileLock();

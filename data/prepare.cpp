@@ -108,7 +108,9 @@ class Preparation {
       std::error_code error;
       fs::create_directories(folder_, error);
       if (error) throw Error(str("prepare: cannot create the folder ", folder_, ": ", error.message()));
-      lock = std::make_unique<FileLock>(path_of(".lock"));
+      lock = std::make_unique<FileLock>(path_of(".lock"), [&] {
+        if (progress_) progress_({"wait for another", 0, total_bytes_});
+      });
     } catch (const Error&) {
       // Somebody else's folder, or a read-only disk: a complete dataset there can still be used.
       if (auto report = finished()) return *report;

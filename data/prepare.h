@@ -34,7 +34,7 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  std::string phase;  // "train tokenizer" or "encode"
+  std::string phase;  // "wait for another" (process that prepares the same), "train tokenizer" or "encode"
   int64_t done_bytes = 0, total_bytes = 0;
 };
 using PrepareProgressFn = std::function<void(const PrepareProgress&)>;

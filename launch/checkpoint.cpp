@@ -8,6 +8,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/base/log.h"
 #include "launch/checkpoint_agreement.h"
 #include "launch/checkpoint_folder.h"
 
@@ -29,7 +30,7 @@ struct FailpointRequest {
   int delay_ms = 0;
 };
 
-// "<point>[@<rank>]:kill | error | delay:<ms>"; empty when it is not of this form.
+// "<point>[@<rank>]:kill | exit | error | delay:<ms>"; empty when it is not of this form.
 std::optional<FailpointRequest> parse_failpoint(std::string_view text) {
   FailpointRequest request;
   const size_t colon = text.find(':');
@@ -41,12 +42,13 @@ std::optional<FailpointRequest> parse_failpoint(std::string_view text) {
     point = point.substr(0, at);
   }
   const auto is_point_char = [](char c) { return (c >= 'a' && c <= 'z') || c == '-'; };
-  if (point.empty() || !std::all_of(point.begin(), point.end(), is_point_char)) return std::nullopt;
+  if (point != "*" && (point.empty() || !std::all_of(point.begin(), point.end(), is_point_char)))
+    return std::nullopt;
   if (action.starts_with("delay:")) {
     const auto delay = parse_count(action.substr(6));
     if (!delay) return std::nullopt;
     request.delay_ms = *delay;
-  } else if (action != "kill" && action != "error") {
+  } else if (action != "kill" && action != "exit" && action != "error") {
     return std::nullopt;
   }
   request.point = point;
@@ -60,13 +62,15 @@ Failpoint failpoint_from_environment(int rank) {
   const auto request = parse_failpoint(value);
   if (!request)
     throw UsageError(
-        str("SHOAL_CHECKPOINT_FAILPOINT: expected <point>[@<rank>]:kill | error | delay:<ms>, "
+        str("SHOAL_CHECKPOINT_FAILPOINT: expected <point>[@<rank>]:kill | exit | error | delay:<ms>, "
             "got '",
             value, "'; the points are listed in docs/checkpoints.md"));
   if (request->rank && *request->rank != rank) return {};
   return [request = *request](const std::string& point) {
-    if (point != request.point) return;
+    if (point != request.point && request.point != "*") return;
+    log::debug("failpoint ", point, ": ", request.action);
     if (request.action == "kill") std::raise(SIGKILL);
+    if (request.action == "exit") std::_Exit(0);
     if (request.action == "error")
       throw Error("failpoint " + point + ": error asked for by SHOAL_CHECKPOINT_FAILPOINT");
     std::this_thread::sleep_for(std::chrono::milliseconds(request.delay_ms));

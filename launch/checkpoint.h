@@ -79,7 +79,7 @@ class CheckpointStore {
   /// From now on; see CheckpointOptions. The same on every rank.
   void set_run_id(std::string run_id) { options_.run_id = std::move(run_id); }
 
-  /// Test hook, called at every named point of the save path ("before-rename", ...), from
+  /// Test hook, called at every named point of saving ("before-rename", ...) and loading, from
   /// SHOAL_CHECKPOINT_FAILPOINT too.
   void set_failpoint(std::function<void(const std::string& point)> hook) { failpoint_ = std::move(hook); }
 

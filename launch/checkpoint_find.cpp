@@ -129,6 +129,7 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
   LoadedCheckpoint found;
   for (const int64_t candidate : step ? std::vector<int64_t>{*step} : steps) {
     const fs::path path = options_.folder / step_name(candidate);
+    if (failpoint_) failpoint_("before-verify");
     const std::string reason = verify(world_, path, options_.run_id);
     if (!reason.empty()) {
       if (step)

@@ -141,9 +141,11 @@ void CheckpointStore::load(const LoadedCheckpoint& checkpoint, const std::vector
   if (!problem.empty()) throw UsageError(where + " does not fit this model:\n  " + problem);
 
   problem = message_of([&] {
+    if (failpoint_) failpoint_("before-load");
     TensorReader reader(checkpoint.path);
     for (const StateTensor& tensor : state)
       reader.read(*result.manifest.find_tensor(tensor.name), box_of(tensor), tensor.value);
+    if (failpoint_) failpoint_("after-load");
   });
   problem = agree_on_problems(world_, problem);
   if (!problem.empty()) throw Error(where + " cannot be read: " + problem + "; the state is half loaded");

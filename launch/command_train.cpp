@@ -4,6 +4,7 @@
 #include "launch/commands.h"
 #include "launch/console.h"
 #include "launch/memory.h"
+#include "launch/stop_signals.h"
 #include "launch/terminal.h"
 #include "parallel/bootstrap.h"
 
@@ -26,6 +27,7 @@ std::shared_ptr<ConfigArguments> add_config_arguments(CLI::App& command) {
 
 int train(const CLI::App& command, const ConfigArguments& arguments) {
   const std::vector<std::string> overrides = overrides_from(command, arguments.settings);
+  install_stop_signals();
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     LoadedConfig loaded = load_train_config(arguments.config, overrides, world->size());
     check_kernel_choice();
@@ -33,10 +35,15 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
     require_memory(loaded, *world);  // before the run's folder is made
     log::set_folder(loaded.config.run_folder());
     log::set_terminal_columns(terminal_columns());
-    Trainer trainer(std::move(loaded), world);
-    const TrainEnd end = trainer.run();
-    const bool good = end != TrainEnd::not_saved && end != TrainEnd::diverged;
-    return static_cast<int>(good ? ExitCode::done : ExitCode::failure);
+    try {
+      Trainer trainer(std::move(loaded), world);
+      const TrainEnd end = trainer.run();
+      const bool good = end != TrainEnd::not_saved && end != TrainEnd::diverged;
+      return static_cast<int>(good ? ExitCode::done : ExitCode::failure);
+    } catch (const StopRequested&) {
+      log::info("stopped on request before the first step; start the same command to go on");
+      return static_cast<int>(ExitCode::done);
+    }
   });
 }
 
@@ -45,7 +52,7 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
 void add_train_command(CLI::App& app, CommandAction& action) {
   CLI::App* command =
       app.add_subcommand("train", "Train a model, from the newest checkpoint if there is one");
-  add_help(*command, "SIGTERM, SIGUSR1 or Ctrl-C saves at the next step boundary and exits with 0.",
+  add_help(*command, "SIGTERM, SIGUSR1, SIGHUP or Ctrl-C saves at the next step boundary and exits with 0.",
            "  shoal train configs/quickstart.yaml run.steps=200\n"
            "  mpirun -n 2 shoal train exp.yaml parallel.ep=2   (or srun: several ranks)");
   auto arguments = add_config_arguments(*command);
@@ -64,7 +71,12 @@ void add_prepare_command(CLI::App& app, CommandAction& action) {
       check_kernel_choice();
       apply_threads(loaded.config);
       log::set_terminal_columns(terminal_columns());
-      open_data(loaded.config, loaded.tree, *make_single_communicator());
+      install_stop_signals();
+      try {
+        open_data(loaded.config, loaded.tree, *make_single_communicator());
+      } catch (const StopRequested&) {
+        throw Error(str("stopped on request; nothing is prepared in ", loaded.config.data.prepared));
+      }
       return static_cast<int>(ExitCode::done);
     };
   });

@@ -6,25 +6,44 @@
 
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "launch/stop_signals.h"
 #include "launch/trainer.h"
 
 namespace shoal {
 
 namespace {
 
-/// Rank 0 works, the others sleep: a rank that waits inside a collective would take a core from it.
+constexpr auto kReportTime = std::chrono::minutes(10);  // between lines about a long wait
+
+/// Rank 0 works, the others sleep: a rank that waits inside a collective would take a core from it. Without a
+/// time limit, because large data takes hours. A stop signal on rank 0 ends the work through StopRequested;
+/// one on another rank counts when the work is done.
 template <class F>
 void on_rank_zero(Communicator& world, const F& work) {
-  const Tensor flag = Tensor::zeros({1}, DType::u8);
-  if (world.rank() == 0) work();
-  Work done = world.broadcast(flag, 0);
-  while (!done.test()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const Tensor stopped = Tensor::zeros({1}, DType::u8);
+  if (world.rank() == 0) {
+    try {
+      work();
+    } catch (const StopRequested&) {
+      *stopped.data<uint8_t>() = 1;
+    }
+  }
+  Work done = world.broadcast(stopped, 0);
+  auto reported = std::chrono::steady_clock::now();
+  while (!done.test()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (world.rank() != 1 || std::chrono::steady_clock::now() - reported < kReportTime) continue;
+    reported += kReportTime;
+    log::warn("still waiting for rank 0 to prepare the data");
+  }
   done.wait();
+  if (!world.all_true(*stopped.data<uint8_t>() == 0 && !stop_signal_seen())) throw StopRequested();
 }
 
 void prepare_with_progress(const PrepareOptions& options) {
   auto last = std::chrono::steady_clock::now() - std::chrono::hours(1);
   const PrepareReport report = prepare_dataset(options, [&](const PrepareProgress& p) {
+    if (stop_signal_seen()) throw StopRequested();
     const auto now = std::chrono::steady_clock::now();
     if (now - last < std::chrono::milliseconds(100)) return;
     last = now;

@@ -18,6 +18,7 @@
 #include "launch/finite.h"
 #include "launch/memory.h"
 #include "launch/run_folder.h"
+#include "launch/stop_signals.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -364,7 +365,6 @@ void Trainer::keep_old_metrics() const {
 }
 
 TrainEnd Trainer::run() {
-  install_stop_signals();
   const int64_t steps = config_.run.steps;
   if (progress_.step >= steps && last_saved_ >= 0) {
     if (world_->rank() == 0) {

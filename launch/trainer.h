@@ -19,7 +19,8 @@
 namespace shoal {
 
 /// Tokenizer and datasets of a config. Rank 0 prepares text that is not prepared yet, with a progress line;
-/// the other ranks sleep meanwhile. Collective.
+/// the other ranks sleep meanwhile. Throws StopRequested on all ranks when one has seen a stop signal.
+/// Collective.
 struct TrainData {
   std::unique_ptr<Tokenizer> tokenizer;
   std::shared_ptr<const BatchLoader> train, validation;  // validation: null without held-out data
@@ -57,7 +58,7 @@ struct Progress {
 class Trainer {
  public:
   /// Builds everything and restores the newest checkpoint. UsageError while another training runs in the same
-  /// folder. Collective over the world.
+  /// folder; StopRequested as open_data. Collective over the world.
   Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world);
   ~Trainer();
 
@@ -119,11 +120,6 @@ class Trainer {
   double start_seconds_ = 0, status_seconds_ = 0;  // when training began and the status line was last shown
   int64_t first_step_ = 1;
 };
-
-/// SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) ask for a checkpoint at the next step boundary and an orderly end; a
-/// second SIGINT ends the process at once. Installed by Trainer::run.
-void install_stop_signals();
-bool stop_signal_seen();
 
 /// GEMM FLOP/s of this rank's team, measured for about a quarter of a second while all ranks do the same.
 double measure_gemm_flops(Device device, DType dtype, Communicator& world);

@@ -24,7 +24,9 @@
 #include "core/base/log.h"
 #include "core/base/random.h"
 #include "core/base/text.h"
+#include "parallel/launcher_leftovers.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/waiting.h"
 
 namespace shoal {
 
@@ -98,6 +100,7 @@ int run_body(const std::function<int(const std::shared_ptr<Communicator>&)>& bod
 }
 
 void start_mpi(const LaunchInfo& info) {
+  if (info.local_rank == 0) tidy_launcher_folders();
   // A rank must not outlive its launcher, not even when the launcher is killed with SIGKILL: it would wait
   // for its peers for ever. SIGKILL, because SIGTERM asks the trainer to save, which needs the peers.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -212,6 +215,7 @@ void report(MPI_Comm comm, int rank, int size, const Failure& failure) {
 
 int run_mpi_world(const LaunchInfo& info,
                   const std::function<int(const std::shared_ptr<Communicator>&)>& body) {
+  std::optional<StepLimit> limit(std::in_place, "the start of MPI", info.rank);
   start_mpi(info);
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -223,9 +227,12 @@ int run_mpi_world(const LaunchInfo& info,
   MPI_Comm_dup(MPI_COMM_WORLD, &agreement);
   MPI_Comm_set_errhandler(agreement, MPI_ERRORS_RETURN);
   std::shared_ptr<Communicator> world = make_mpi_world();
+  limit.reset();
+  note_rank_processes(*world);
   Failure failure;
   const int code = run_body(body, world, failure);
   if (failure.failed) report(agreement, rank, size, failure);
+  limit.emplace("the end of MPI", rank);
   world.reset();
   std::fflush(stdout);
   MPI_Comm_free(&agreement);

@@ -2,28 +2,24 @@
 
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
-#include <thread>
+#include <set>
 
-#include "core/base/log.h"
 #include "core/nn/placement.h"
 #include "parallel/checked_communicator.h"
 #include "parallel/reduce_parts.h"
+#include "parallel/waiting.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr int kMaxTag = 32767;                             // what MPI guarantees
-constexpr auto kPatience = std::chrono::seconds(60);       // then a warning says who waits for whom
-constexpr auto kBusyTime = std::chrono::milliseconds(20);  // then waiting gives the core away
+constexpr int kMaxTag = 32767;  // what MPI guarantees
 
 bool checks_enabled() {
   const char* value = std::getenv("SHOAL_CHECK_COLLECTIVES");
@@ -55,6 +51,7 @@ struct MpiGroup {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   std::string name;
+  std::vector<int> world_ranks;  // of every rank of the group
   uint64_t num_calls = 0;
   std::thread::id thread = std::this_thread::get_id();
 };
@@ -172,15 +169,16 @@ bool MpiCall::progress() {
 }
 
 std::string MpiCall::missing() const {
-  std::string peers;
+  std::set<int> peers;
   for (size_t i = 0; i < requests_.size(); i++) {
     int complete = 0;
     MPI_Request_get_status(requests_[i], &complete, MPI_STATUS_IGNORE);
-    if (complete != 0) continue;
-    peers += str(peers.empty() ? "" : ", ", expected_[i].bytes < 0 ? "send to " : "receive from ",
-                 expected_[i].peer);
+    if (complete == 0) peers.insert(expected_[i].peer);
   }
-  return peers;
+  std::string text;
+  for (const int peer : peers)
+    text += (text.empty() ? "" : ", ") + describe_rank(group_->world_ranks.at(static_cast<size_t>(peer)));
+  return text;
 }
 
 void MpiCall::next_stage() {
@@ -329,23 +327,12 @@ void progress_all() {
 }
 
 void wait_for(const MpiCall& call) {
-  using Clock = std::chrono::steady_clock;
   if (call.done()) return;
-  const Clock::time_point begin = Clock::now();
-  bool warned = false;
-  for (int64_t turn = 1;; turn++) {
+  Waiting waiting;
+  for (;;) {
     progress_all();
     if (call.done()) return;
-    if (turn % 64 != 0) continue;
-    const auto waited = Clock::now() - begin;
-    if (waited < kBusyTime) {
-      sched_yield();
-    } else {
-      // A long wait (another rank reads data or saves): do not burn a core.
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    if (waited > kPatience && !std::exchange(warned, true))
-      log::warn("waiting for ", kPatience.count(), " s in ", call.text(), ": open are ", call.missing());
+    waiting.pause([&] { return WaitedFor{call.text(), call.missing()}; });
   }
 }
 
@@ -441,6 +428,15 @@ std::shared_ptr<MpiGroup> adopt(MPI_Comm comm, const std::string& name) {
   group->check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", name);
   group->check(MPI_Comm_rank(comm, &group->rank), "MPI_Comm_rank", name);
   group->check(MPI_Comm_size(comm, &group->size), "MPI_Comm_size", name);
+  std::vector<int> ranks(static_cast<size_t>(group->size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  group->world_ranks = ranks;
+  MPI_Group here = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
+  MPI_Comm_group(comm, &here);
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  MPI_Group_translate_ranks(here, group->size, ranks.data(), world, group->world_ranks.data());
+  MPI_Group_free(&here);
+  MPI_Group_free(&world);
   return group;
 }
 

@@ -67,7 +67,7 @@ TEST_F(FileIo, ReleasedMapsAreForgotten) {
 TEST_F(FileIo, LockIsExclusiveAndFreeAgainAfterwards) {
   const std::string file = path("lock");
   {
-    const FileLock held(file);
+    const FileLock held(file, [] {});
     EXPECT_EQ(FileLock::try_lock(file), nullptr);
   }
   const auto again = FileLock::try_lock(file);
