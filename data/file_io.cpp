@@ -24,6 +24,7 @@ namespace shoal {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr const char* kTemporaryMark = ".tmp.";  // then the process and a number
 
 std::string reason() {
   return std::strerror(errno);
@@ -143,7 +144,7 @@ void report_truncated_maps() {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   static std::atomic<int64_t> counter{0};  // several writers of one process
-  temporary_ = str(path, ".tmp.", ::getpid(), ".", counter++);
+  temporary_ = str(path, kTemporaryMark, ::getpid(), ".", counter++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) fail("cannot create");
   buffer_.reserve(kBufferBytes);
@@ -213,6 +214,17 @@ void AtomicFile::commit() {
     fail(closed ? "cannot rename" : "cannot close");
   }
   sync_folder_of(path_);
+}
+
+void AtomicFile::remove_leftovers(const std::string& path) {
+  namespace fs = std::filesystem;
+  const std::string start = fs::path(path).filename().string() + kTemporaryMark;
+  std::error_code failure;
+  for (fs::directory_iterator entry(fs::path(path).parent_path(), failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    std::error_code ignored;
+    if (entry->path().filename().string().starts_with(start)) fs::remove(entry->path(), ignored);
+  }
 }
 
 void write_file(const std::string& path, std::string_view content) {

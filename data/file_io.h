@@ -54,6 +54,9 @@ class AtomicFile {
   void sync();
   /// sync(), close, rename, fsync of the folder.
   void commit();
+  /// Removes what killed processes have left beside `path`. Only for a caller who knows that nobody else is
+  /// writing it.
+  static void remove_leftovers(const std::string& path);
 
  private:
   void flush();

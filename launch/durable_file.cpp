@@ -31,6 +31,23 @@ std::string describe(const std::filesystem::path& path, const std::string& opera
   return text;
 }
 
+/// open(2), again after a signal.
+int open_file(const std::filesystem::path& path, int flags) {
+  for (;;) {
+    const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+    if (descriptor >= 0 || errno != EINTR) return descriptor;
+  }
+}
+
+/// 0 or the error number. After a signal nothing is lost yet, unlike after an I/O error.
+int sync_descriptor(int descriptor) {
+  int result = 0;
+  do {
+    result = fsync(descriptor);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 FileError::FileError(const std::filesystem::path& path, const std::string& operation, int number,
@@ -48,14 +65,14 @@ DurableFile::~DurableFile() {
 }
 
 DurableFile DurableFile::create(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  const int descriptor = open_file(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
   if (descriptor < 0) throw FileError(path, "create", errno);
   return {path, descriptor};
 }
 
 DurableFile DurableFile::open(const std::filesystem::path& path) {
   // O_NONBLOCK: a pipe put in the place of a file must not block the open.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  const int descriptor = open_file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (descriptor < 0) throw FileError(path, "open", errno);
   DurableFile file(path, descriptor);
   struct stat status {};
@@ -107,7 +124,8 @@ void DurableFile::read_at(void* data, int64_t bytes, int64_t offset) const {
 }
 
 void DurableFile::sync() {
-  if (fsync(descriptor_) != 0) throw FileError(path_, "fsync", errno);
+  if (const int failure = sync_descriptor(descriptor_); failure != 0)
+    throw FileError(path_, "fsync", failure);
 }
 
 void DurableFile::close() {
@@ -117,9 +135,9 @@ void DurableFile::close() {
 }
 
 void sync_directory(const std::filesystem::path& directory) {
-  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int descriptor = open_file(directory, O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) throw FileError(directory, "open the directory", errno);
-  const int failure = fsync(descriptor) == 0 ? 0 : errno;
+  const int failure = sync_descriptor(descriptor);
   ::close(descriptor);
   // EINVAL: this file system cannot sync directories and orders them itself.
   if (failure != 0 && failure != EINVAL) throw FileError(directory, "fsync the directory", failure);

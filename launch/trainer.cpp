@@ -378,6 +378,8 @@ TrainEnd Trainer::run() {
   peak_flops_ = world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
   if (world_->rank() == 0) {
     std::filesystem::create_directories(config_.run_folder());
+    for (const char* name : {"/metrics.jsonl", "/config.yaml", "/tokenizer.json", "/run-id"})
+      AtomicFile::remove_leftovers(config_.run_folder() + name);
     if (last_saved_ < 0) keep_old_metrics();
     metrics_.begin(last_saved_);
     write_run_id(config_.run_folder(), run_id_);

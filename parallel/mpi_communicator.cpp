@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "core/nn/placement.h"
 #include "parallel/checked_communicator.h"

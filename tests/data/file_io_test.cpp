@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "core/base/error.h"
 
@@ -73,6 +74,26 @@ TEST_F(FileIo, LockIsExclusiveAndFreeAgainAfterwards) {
   const auto again = FileLock::try_lock(file);
   EXPECT_NE(again, nullptr);
   EXPECT_EQ(FileLock::try_lock(file), nullptr);
+}
+
+TEST_F(FileIo, WaitingForALockCanBeGivenUp) {
+  const FileLock held(path("lock"), [] {});
+  int asked = 0;
+  const auto give_up = [&] {
+    if (++asked == 3) throw Error("no more");
+  };
+  EXPECT_THROW(FileLock(path("lock"), give_up), Error);
+  EXPECT_EQ(asked, 3);
+}
+
+TEST_F(FileIo, WhatAKilledWriterLeftBesideAFileIsRemovedAndNothingElse) {
+  for (const char* name : {"a.json", "a.json.tmp.12.0", "a.json.tmp.13.7", "ab.json.tmp.12.0", "a.json.tmp"})
+    std::ofstream(path(name)) << "x";
+  AtomicFile::remove_leftovers(path("a.json"));
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(path("")))
+    left.insert(entry.path().filename().string());
+  EXPECT_EQ(left, (std::set<std::string>{"a.json", "ab.json.tmp.12.0", "a.json.tmp"}));
 }
 
 TEST_F(FileIo, LockInAMissingFolderNamesTheFileAndTheReason) {

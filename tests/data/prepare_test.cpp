@@ -41,6 +41,22 @@ std::vector<std::string> documents_of(const std::string& folder) {
   return documents;
 }
 
+TEST(Prepare, CanBeGivenUpBetweenBatchesAndLeavesNothingThatLooksWhole) {
+  const TempFolder folder;
+  folder.write("in/a.txt", "the quick brown fox jumps over the lazy dog\n");
+  const PrepareOptions given = options(folder, folder / "in");
+  const auto give_up = [](const PrepareProgress& p) {
+    if (p.phase == "encode") throw Error("given up");
+  };
+  EXPECT_THROW(prepare_dataset(given, give_up), Error);
+  for (const auto& entry : fs::directory_iterator(folder / "out")) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+    EXPECT_NE(name, "dataset.json");
+  }
+  EXPECT_EQ(prepare_dataset(given).documents, 1);
+}
+
 TEST(Prepare, FolderBecomesOneDocumentPerFileInPathOrder) {
   const TempFolder folder;
   folder.write("in/b.txt", "second");

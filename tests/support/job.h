@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -87,6 +88,7 @@ class Job {
   }
 
   std::string out_so_far() const { return file_bytes(out_); }
+  std::string err_so_far() const { return file_bytes(err_); }
 
   /// Living processes of the job: in its session, or with its mark in their environment. Zombies are dead.
   std::vector<pid_t> processes() const {
@@ -124,7 +126,7 @@ class Job {
 
  private:
   static int next_number() {
-    static int number = 0;
+    static std::atomic<int> number = 0;  // tests run jobs side by side
     return number++;
   }
   static std::vector<char*> pointers(const std::vector<std::string>& texts) {
@@ -139,6 +141,9 @@ class Job {
   [[noreturn]] void run_child(const std::vector<char*>& argv, const std::vector<char*>& environment,
                               const char* folder) const {
     ::setsid();
+    // A script that runs the tests in the background ignores these; a user's terminal does not.
+    ::signal(SIGINT, SIG_DFL);
+    ::signal(SIGHUP, SIG_DFL);
     const int in = ::open("/dev/null", O_RDONLY);
     const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);

@@ -29,11 +29,13 @@ class ShoalFolder {
   explicit ShoalFolder(bool slow = false) {
     write_learnable_text(folder_ / "text.txt");
     std::ofstream(folder_ / "tiny.yaml")
-        << str("run: {name: tiny, steps: ", slow ? 240 : 6, ", log_every: 1, threads: 1}\n",
+        << str("run: {name: tiny, steps: ", slow ? 120 : 6, ", log_every: 1, threads: 1}\n",
                "model:\n  layers: ", slow ? 4 : 2, "\n  hidden_size: ", slow ? 32 : 16,
                "\n"
                "  heads: 2\n"
-               "  moe: {num_experts: 4, top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1,\n"
+               "  moe: {num_experts: ",
+               slow ? 6 : 4,
+               ", top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1,\n"
                "        router: {kind: top_k, score: sigmoid, bias_rate: 0.01}}\n"
                "data:\n"
                "  text: [text.txt]\n"
@@ -43,14 +45,14 @@ class ShoalFolder {
                "  seq_len: ",
                slow ? 32 : 16,
                "\n"
-               "  global_batch: 8\n  micro_batch: ",
-               slow ? "2" : "auto",
+               "  global_batch: ",
+               slow ? 12 : 8, "\n  micro_batch: ", slow ? "2" : "auto",
                "\n"
                "optim: {learning_rate: 0.01, schedule: {kind: cosine, warmup_steps: 2}}\n"
                "parallel: {ep: auto}\n"
                "eval: {samples: 21}\n"
                "checkpoint: {every: ",
-               slow ? 20 : 3, ", keep_last: 0}\n");
+               slow ? 10 : 3, ", keep_last: ", slow ? 2 : 0, "}\n");
   }
 
   static std::vector<std::string> command(int ranks, const std::vector<std::string>& arguments) {

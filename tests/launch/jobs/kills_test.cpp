@@ -1,0 +1,173 @@
+// kill -9 of ranks and of mpirun at random moments, several times in a row on one run. The next start goes on
+// from the newest checkpoint and clears up what the killed job left.
+#include <map>
+#include <mutex>
+
+#include "tests/launch/jobs/disturbed_run.h"
+
+namespace shoal::testing {
+namespace {
+
+enum class Moment { load, first_step, training, save };
+constexpr int kMpirun = -1, kEverything = -2;
+
+struct Kill {
+  Moment moment;
+  int victim;  // a rank, kMpirun, kEverything
+  int at;      // load, save: points passed in the job; training: rows of the log
+  std::chrono::microseconds delay;
+  std::string text() const {
+    const char* const moments[] = {"load", "first step", "training", "save"};
+    const std::string who = victim == kMpirun       ? "mpirun"
+                            : victim == kEverything ? "everything"
+                                                    : str("rank ", victim);
+    return str("kill of ", who, " in ", moments[static_cast<int>(moment)], " at ", at, " + ", delay.count(),
+               " us");
+  }
+};
+
+/// Where rank 0 was, by its log: the last point of loading or saving; "" in the steps between.
+std::string last_point(const std::string& log) {
+  const size_t point = log.rfind("failpoint "), saved = log.rfind("checkpoint of step ");
+  if (point == std::string::npos || (saved != std::string::npos && saved > point)) return "";
+  return log.substr(point + 10, log.find(':', point) - point - 10);
+}
+bool is_load_point(const std::string& point) {
+  return point == "before-verify" || point == "before-load" || point == "after-load";
+}
+int points_of_saving(const std::string& log) {
+  int n = count(log, "failpoint ");
+  for (const char* point : {"before-verify", "before-load", "after-load"})
+    n -= count(log, str("failpoint ", point));
+  return n;
+}
+
+/// Where kills have hit.
+class Hits {
+ public:
+  void add(const std::string& point) {
+    const std::lock_guard lock(mutex_);
+    points_[point]++;
+  }
+  int in_saves() const {
+    int n = 0;
+    for (const auto& [point, times] : points_) n += point.empty() || is_load_point(point) ? 0 : times;
+    return n;
+  }
+  int num_points() const { return static_cast<int>(points_.size()); }
+  std::string text() const {
+    std::string out;
+    for (const auto& [point, times] : points_)
+      out += str(point.empty() ? "(steps)" : point, ' ', times, "  ");
+    return out;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int> points_;
+};
+
+bool reached(const Kill& kill, const DisturbedRun& run, const Job& job) {
+  switch (kill.moment) {
+    case Moment::load:
+      return count(run.log(), "failpoint ") >= kill.at;
+    case Moment::first_step:
+      return contains(job.out_so_far(), "grad norm");
+    case Moment::training:
+      // The rows may be those of the job before; the header of the table is of this one.
+      return contains(job.out_so_far(), "grad norm") && run.folder().num_rows() >= kill.at;
+    case Moment::save:
+      return points_of_saving(run.log()) >= kill.at;
+  }
+  return false;
+}
+
+void kill_once(DisturbedRun& run, const Kill& kill, Hits& hits) {
+  SCOPED_TRACE(kill.text());
+  std::vector<std::string> slowly;
+  // Saving without delays takes a few milliseconds, so that hardly any kill would hit it.
+  if (kill.moment == Moment::load || kill.moment == Moment::save)
+    slowly = {"SHOAL_CHECKPOINT_FAILPOINT=*:delay:40"};
+  const std::unique_ptr<Job> job = run.start(slowly);
+  std::optional<pid_t> rank;  // looked up first: that takes time, and the job goes on
+  const auto ready = [&] {
+    if (kill.victim >= 0 && !rank) rank = job->rank(kill.victim);
+    return job->has_ended() || ((kill.victim < 0 || rank) && reached(kill, run, *job));
+  };
+  ASSERT_TRUE(wait_until(ready, kTimeLimit)) << job->wait(0).all();
+  std::this_thread::sleep_for(kill.delay);
+  ASSERT_FALSE(job->has_ended()) << "the run was over before the kill:\n" << job->wait().all();
+  if (kill.victim == kEverything) {
+    ::kill(job->pid(), SIGKILL);
+    for (const pid_t process : job->processes()) ::kill(process, SIGKILL);
+  } else {
+    ::kill(rank.value_or(job->pid()), SIGKILL);
+  }
+  const Ended ended = job->wait(kTimeLimit);
+  EXPECT_NE(ended.code, 124) << "the job hangs";
+  EXPECT_NE(ended.code, 0) << ended.all();
+  run.check_ended(*job);
+  hits.add(last_point(run.log()));
+}
+
+class Kills : public ::testing::Test {
+ protected:
+  /// A run with five kills in a row, then its undisturbed rest.
+  void disturb(int chain, int ranks, const std::vector<Moment>& moments) {
+    DisturbedRun run(ranks);
+    for (size_t k = 0; k < moments.size(); k++) {
+      const auto number = static_cast<uint64_t>(100 * chain) + 10 * k;
+      Kill kill{moments[k], 0, 0, std::chrono::microseconds(random_.below(number, 25000))};
+      kill.victim = static_cast<int>(random_.below(number + 1, static_cast<uint64_t>(ranks) + 2)) - 2;
+      const auto pick = [&](int n) {
+        return static_cast<int>(random_.below(number + 2, static_cast<uint64_t>(n)));
+      };
+      if (kill.moment == Moment::training) kill.at = 2 + 15 * static_cast<int>(k) + pick(15);
+      // A save passes 17 to 21 points: one of the first save, at times of the second.
+      if (kill.moment == Moment::save) kill.at = (pick(30) < 20 ? 1 : 21) + pick(15);
+      if (kill.moment == Moment::load) kill.at = 1 + pick(3);
+      kill_once(run, kill, hits_);
+      if (HasFatalFailure()) return;
+    }
+    run.expect_the_undisturbed_end();
+  }
+  void disturb_all(int chains, const std::vector<Moment>& moments) {
+    undisturbed(2);
+    undisturbed(3);
+    two_at_a_time(chains, [&](int chain) { disturb(chain, chain % 4 == 3 ? 3 : 2, moments); });
+    std::printf("hit: %s\n", hits_.text().c_str());
+  }
+
+  const RandomStream random_{test_seed(), "kills"};
+  Hits hits_;
+};
+
+constexpr auto kTraining = Moment::training, kSave = Moment::save, kLoad = Moment::load,
+               kFirstStep = Moment::first_step;
+
+TEST_F(Kills, FortyDuringTrainingLoseNothing) {
+  disturb_all(8, {kTraining, kTraining, kTraining, kTraining, kTraining});
+}
+
+TEST_F(Kills, CK01FortyDuringSavesLoseNothing) {
+  disturb_all(8, {kSave, kSave, kSave, kSave, kSave});
+  EXPECT_GE(hits_.in_saves(), 36) << "too few kills hit a save: " << hits_.text();
+  EXPECT_GE(hits_.num_points(), 8) << "the kills hit the same few points: " << hits_.text();
+}
+
+TEST_F(Kills, InARowDuringLoadingAndTheFirstStepsLoseNothing) {
+  undisturbed(2);
+  two_at_a_time(2, [&](int chain) {
+    disturb(chain, 2,
+            chain == 0 ? std::vector{kFirstStep, kTraining, kLoad, kLoad, kLoad, kLoad}
+                       : std::vector{kFirstStep, kSave, kTraining, kFirstStep, kFirstStep, kLoad});
+  });
+}
+
+/// What runs under ASan too.
+TEST_F(Kills, OneOfEachKindLosesNothing) {
+  disturb(0, 2, {kTraining, kSave, kLoad, kFirstStep});
+}
+
+}  // namespace
+}  // namespace shoal::testing
