@@ -10,6 +10,8 @@ namespace {
 
 enum class Moment { load, first_step, training, save };
 constexpr int kMpirun = -1, kEverything = -2;
+// At each point of a save: long against the time that a busy machine may take to carry a kill out.
+constexpr int kPointDelayMs = 100;
 
 struct Kill {
   Moment moment;
@@ -87,7 +89,7 @@ void kill_once(DisturbedRun& run, const Kill& kill, Hits& hits) {
   std::vector<std::string> slowly;
   // Saving without delays takes a few milliseconds, so that hardly any kill would hit it.
   if (kill.moment == Moment::load || kill.moment == Moment::save)
-    slowly = {"SHOAL_CHECKPOINT_FAILPOINT=*:delay:40"};
+    slowly = {str("SHOAL_CHECKPOINT_FAILPOINT=*:delay:", kPointDelayMs)};
   const std::unique_ptr<Job> job = run.start(slowly);
   std::optional<pid_t> rank;  // looked up first: that takes time, and the job goes on
   const auto ready = [&] {
@@ -123,8 +125,11 @@ class Kills : public ::testing::Test {
         return static_cast<int>(random_.below(number + 2, static_cast<uint64_t>(n)));
       };
       if (kill.moment == Moment::training) kill.at = 2 + 15 * static_cast<int>(k) + pick(15);
-      // A save passes 17 to 21 points: one of the first save, at times of the second.
-      if (kill.moment == Moment::save) kill.at = (pick(30) < 20 ? 1 : 21) + pick(15);
+      // A save passes 17 to 21 points: one of the first save, or from its end into the second.
+      if (kill.moment == Moment::save) {
+        kill.at = pick(30) < 18 ? 1 + pick(12) : 16 + pick(14);
+        kill.delay *= 4;
+      }
       if (kill.moment == Moment::load) kill.at = 1 + pick(3);
       kill_once(run, kill, hits_);
       if (HasFatalFailure()) return;
