@@ -95,8 +95,8 @@ class DisturbedRun {
     EXPECT_FALSE(contains(job.err_so_far(), "checkpoint rejected")) << job.err_so_far();
     const int64_t now = newest_step(folder_);
     EXPECT_GE(now, saved_) << "a saved checkpoint is lost";
-    EXPECT_GE(now, last_number(out, "checkpoint of step ")) << "a checkpoint that was reported is lost\n"
-                                                            << out;
+    EXPECT_GE(now, last_number(out, "  checkpoint of step ")) << "a checkpoint that was reported is lost\n"
+                                                              << out;
     saved_ = now;
   }
   int64_t saved() const { return saved_; }

@@ -30,7 +30,7 @@ struct Kill {
 
 /// Where rank 0 was, by its log: the last point of loading or saving; "" in the steps between.
 std::string last_point(const std::string& log) {
-  const size_t point = log.rfind("failpoint "), saved = log.rfind("checkpoint of step ");
+  const size_t point = log.rfind("failpoint "), saved = log.rfind("  checkpoint of step ");
   if (point == std::string::npos || (saved != std::string::npos && saved > point)) return "";
   return log.substr(point + 10, log.find(':', point) - point - 10);
 }
