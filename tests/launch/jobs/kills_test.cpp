@@ -125,9 +125,9 @@ class Kills : public ::testing::Test {
         return static_cast<int>(random_.below(number + 2, static_cast<uint64_t>(n)));
       };
       if (kill.moment == Moment::training) kill.at = 2 + 15 * static_cast<int>(k) + pick(15);
-      // A save passes 17 to 21 points: one of the first save, or from its end into the second.
+      // A save passes 17 to 21 points: one of the first save, or of the second.
       if (kill.moment == Moment::save) {
-        kill.at = pick(30) < 18 ? 1 + pick(12) : 16 + pick(14);
+        kill.at = random_.below(number + 3, 3) < 2 ? 1 + pick(14) : 20 + pick(10);
         kill.delay *= 4;
       }
       if (kill.moment == Moment::load) kill.at = 1 + pick(3);
