@@ -96,7 +96,7 @@ TEST(CheckpointPosix, CountsTheCallsOfTheSavePath) {
   EXPECT_LT(saving.commit(), saving.num_calls());
 }
 
-TEST(CheckpointPosix, CK01AKillBeforeOrInAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
+TEST(CheckpointPosix, CK_01_AKillBeforeOrInAnyCallLeavesTheOldOrTheNewCheckpointWhole) {
   const Saving saving;
   for (int call = 0; call < saving.num_calls(); call++) {
     for (const Fault fault : {Fault::kill, Fault::torn}) {

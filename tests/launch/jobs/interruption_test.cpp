@@ -202,7 +202,7 @@ TEST(Interruption, ASignalDuringThePreparationOfDataEndsItAndLeavesNoPartOfIt) {
   run.expect_the_undisturbed_end();
 }
 
-TEST(Interruption, AStoppedRankEndsTheJobWithTheNamesOfTheCallAndTheRank) {
+TEST(Interruption, MP_01_AStoppedRankEndsTheJobWithTheNamesOfTheCallAndTheRank) {
   undisturbed(3);
   two_at_a_time(2, [&](int victim) {
     DisturbedRun run(3);

@@ -156,7 +156,7 @@ TEST_F(Kills, FortyDuringTrainingLoseNothing) {
   disturb_all(8, {kTraining, kTraining, kTraining, kTraining, kTraining});
 }
 
-TEST_F(Kills, CK01FortyDuringSavesLoseNothing) {
+TEST_F(Kills, CK_01_FortyDuringSavesLoseNothing) {
   disturb_all(8, {kSave, kSave, kSave, kSave, kSave});
   EXPECT_GE(hits_.in_saves(), 36) << "too few kills hit a save: " << hits_.text();
   EXPECT_GE(hits_.num_points(), 8) << "the kills hit the same few points: " << hits_.text();
