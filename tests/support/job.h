@@ -54,6 +54,8 @@ class Job {
     std::filesystem::create_directories(folder / "shm");
     out_ = folder / "stdout.txt";
     err_ = folder / "stderr.txt";
+    for (const auto& path : {out_, err_})
+      std::ofstream(path).flush();  // nobody reads what an earlier job said
     std::vector<std::string> variables = {
         marker_, "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR=" + (folder / "tmp").string(),
         "OMPI_MCA_btl_vader_backing_directory=" + (folder / "shm").string()};
