@@ -129,7 +129,7 @@ class Kills : public ::testing::Test {
       if (kill.moment == Moment::training) kill.at = 2 + 15 * static_cast<int>(k) + pick(15);
       // A save passes 17 to 21 points: one of the first save, or of the second.
       if (kill.moment == Moment::save) {
-        kill.at = random_.below(number + 3, 3) < 2 ? 1 + pick(14) : 20 + pick(10);
+        kill.at = random_.below(number + 3, 3) < 2 ? 1 + pick(17) : 20 + pick(10);
         kill.delay *= 4;
       }
       if (kill.moment == Moment::load) kill.at = 1 + pick(3);
