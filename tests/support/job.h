@@ -14,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,9 +33,12 @@ inline bool wait_until(const std::function<bool()>& reached, double seconds = 60
   return true;
 }
 
+/// What could be read: a file under /proc may end in an error, as its process may end at any time.
 inline std::string file_bytes(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream bytes;
+  bytes << in.rdbuf();  // a read error ends it; an iterator would throw
+  return bytes.str();
 }
 
 /// How a program ended.
@@ -96,10 +100,11 @@ class Job {
   std::vector<pid_t> processes() const {
     std::vector<pid_t> found;
     std::error_code gone;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
-      const std::string name = entry.path().filename().string();
+    for (std::filesystem::directory_iterator entry("/proc", gone), end; !gone && entry != end;
+         entry.increment(gone)) {
+      const std::string name = entry->path().filename().string();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      const std::string stat = file_bytes(entry.path() / "stat");
+      const std::string stat = file_bytes(entry->path() / "stat");
       const size_t after_name = stat.rfind(')');
       char state = 0;
       int parent = 0, group = 0, session = 0;
