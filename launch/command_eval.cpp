@@ -98,7 +98,9 @@ int eval(const CLI::App& command, const RunArguments& arguments) {
     TrainedModel model = load_trained_model(run, data.vocab_size, arguments.wanted_step(), world);
     const EvalMetrics metrics = evaluate_model(*model.engine, data, run.loaded.config, model.step);
     if (world->rank() == 0) log::info(eval_line(metrics));
-    return static_cast<int>(ExitCode::done);
+    // No labels is an answer; a loss that is no number is a broken model.
+    const bool usable = metrics.tokens == 0 || std::isfinite(metrics.loss);
+    return static_cast<int>(usable ? ExitCode::done : ExitCode::failure);
   });
 }
 

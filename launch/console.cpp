@@ -165,7 +165,7 @@ std::string expert_load_table(const nlohmann::json& layers) {
   return out;
 }
 
-std::string result_text(const std::filesystem::path& metrics_file) {
+std::string result_text(const std::filesystem::path& metrics_file, int64_t last_step) {
   std::ifstream file(metrics_file);
   nlohmann::json step, eval;
   std::vector<double> speeds;
@@ -174,6 +174,9 @@ std::string result_text(const std::filesystem::path& metrics_file) {
     if (!row.is_object()) continue;
     const auto found = row.find("kind");
     const std::string kind = found != row.end() && found->is_string() ? *found : "";
+    if ((kind == "eval" || kind == "step") && row.contains("step") && row["step"].is_number_integer() &&
+        row["step"].get<int64_t>() > last_step)
+      continue;
     if (kind == "eval") eval = row;
     if (kind != "step") continue;
     if (row.contains("tokens_per_s") && row["tokens_per_s"].is_number())
@@ -203,9 +206,9 @@ std::string result_text(const std::filesystem::path& metrics_file) {
 
 }  // namespace
 
-std::string run_result(const std::filesystem::path& metrics_file) {
+std::string run_result(const std::filesystem::path& metrics_file, int64_t last_step) {
   try {
-    return result_text(metrics_file);
+    return result_text(metrics_file, last_step);
   } catch (const nlohmann::json::exception& e) {
     return str("result     unknown: ", metrics_file.string(), " has a row of another format (", e.what(),
                ")");

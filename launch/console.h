@@ -24,8 +24,9 @@ std::string run_record(const TrainConfig& config, TrainEngine& engine, int world
 /// <run>/config.yaml, through a temporary name.
 void write_resolved_config(const TrainConfig& config);
 /// What a run has reached, from its metrics file: validation loss, speed, expert load of the last logged
-/// step. "" when the file has no step yet.
-std::string run_result(const std::filesystem::path& metrics_file);
+/// step. Rows of steps after `last_step` are left out: they were logged, but no checkpoint holds them. ""
+/// when no row is left.
+std::string run_result(const std::filesystem::path& metrics_file, int64_t last_step);
 /// How long steps first_step..last_step took with everything, where the results lie, what to do with them.
 std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds);
 

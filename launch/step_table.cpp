@@ -48,7 +48,9 @@ const std::vector<StepTable::Column>& StepTable::all_columns() {
       {"TFLOP/s", 8, 9, nullptr, [](const M& m, double) { return number("%.3f", m.tflops); }},
       {"MFU %", 5, 2, nullptr, [](const M& m, double) { return number("%.1f", 100 * m.mfu); }},
       {"ETA", 11, 1, nullptr,
-       [](const M&, double eta) { return std::isnan(eta) ? std::string("-") : human_duration(eta); }},
+       [](const M&, double eta) {
+         return std::isnan(eta) || eta <= 0 ? std::string("-") : human_duration(eta);
+       }},
   };
   return columns;
 }

@@ -52,7 +52,8 @@ std::vector<double> log_ticks(double low, double high) {
         ticks.push_back(tick);
     }
   }
-  return ticks;
+  // A narrow range may hold hardly any of them.
+  return ticks.size() < 3 ? nice_ticks(low, high, 4) : ticks;
 }
 
 std::string short_number(double value) {

@@ -73,7 +73,9 @@ void EvalOptions::fields(FieldVisitor& v) {
 }
 
 void SaveOptions::fields(FieldVisitor& v) {
-  v("every", every, "steps between checkpoints; 0: off", in_range(0, kMaxCount));
+  v("every", every,
+    "steps between checkpoints; 0: only at the end and on a stop signal, so that a kill loses the whole run",
+    in_range(0, kMaxCount));
   v("keep_last", keep_last, "older checkpoints are removed; 0: keep all", in_range(0, kMaxCount));
   v("keep_every", keep_every, "checkpoints of steps that are multiples of this are kept for good; 0: none",
     in_range(0, kMaxCount));

@@ -60,7 +60,7 @@ struct EvalOptions {
 };
 
 struct SaveOptions {
-  int64_t every = 0, keep_last = 3, keep_every = 0;
+  int64_t every = 500, keep_last = 3, keep_every = 0;
   bool at_end = true;
   void fields(FieldVisitor& v);
 };

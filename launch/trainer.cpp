@@ -255,8 +255,16 @@ void Trainer::log_step(const StepMetrics& step) {
                                       static_cast<double>(config_.data.global_batch * config_.data.seq_len));
   const double flops = engine_->model().facts().flops_per_token() * m.tokens_per_s;
   m.tflops = flops / 1e12;
-  // On a shared machine the measurement at the start may have been disturbed.
-  peak_flops_ = std::max(peak_flops_, flops);
+  // On a shared machine the measurement at the start may have been disturbed. Said once, not with every step
+  // that is a little better than the best.
+  if (flops > peak_flops_) {
+    if (flops > 1.02 * peak_flops_ && !peak_raised_ && world_->rank() == 0) {
+      log::info("the GEMM peak measured at start (", peak_flops_ / 1e12,
+                " TFLOP/s) was disturbed: MFU now counts against the best step");
+    }
+    peak_raised_ = true;
+    peak_flops_ = flops;
+  }
   m.mfu = peak_flops_ > 0 ? flops / peak_flops_ : 0;
   m.peak_bytes = device_runtime(device_.type).stats().peak_bytes;
   seconds_in_steps_ = 0;
@@ -354,7 +362,7 @@ void Trainer::print_summary() const {
 // Rows without a checkpoint: it was never saved, or it was lost. Training cannot but begin anew, but says so.
 void Trainer::keep_old_metrics() const {
   const std::filesystem::path file = std::filesystem::path(config_.run_folder()) / "metrics.jsonl";
-  const std::string result = run_result(file);
+  const std::string result = run_result(file, std::numeric_limits<int64_t>::max());
   if (result.empty()) return;
   const std::filesystem::path kept = file.string() + ".old";
   std::error_code error;
@@ -370,7 +378,8 @@ TrainEnd Trainer::run() {
     if (world_->rank() == 0) {
       log::info("run        ", config_.run_folder(), " is at step ", progress_.step, " and run.steps is ",
                 steps, ": nothing to do");
-      const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
+      const std::string result =
+          run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl", progress_.step);
       if (!result.empty()) log::info(result);
     }
     return TrainEnd::already_done;
@@ -424,6 +433,11 @@ TrainEnd Trainer::run() {
   return finish(stop && progress_.step < steps);
 }
 
+std::string Trainer::newest_checkpoint() const {
+  return last_saved_ < 0 ? "there is no earlier checkpoint"
+                         : str("the newest checkpoint is of step ", last_saved_);
+}
+
 TrainEnd Trainer::finish(bool stopped) {
   if (diverged_.empty() && !stopped) {
     if (const std::string bad = first_not_finite(engine_->state(), *world_); !bad.empty())
@@ -432,8 +446,7 @@ TrainEnd Trainer::finish(bool stopped) {
   const bool speaks = world_->rank() == 0;
   if (!diverged_.empty()) {
     if (speaks) {
-      log::warn("training diverged: ", diverged_, "; the newest checkpoint is of ",
-                last_saved_ < 0 ? std::string("no step") : str("step ", last_saved_),
+      log::warn("training diverged: ", diverged_, "; ", newest_checkpoint(),
                 "; lower optim.learning_rate or go on from an older checkpoint");
     }
     return TrainEnd::diverged;
@@ -441,14 +454,14 @@ TrainEnd Trainer::finish(bool stopped) {
   if (stopped && speaks && !save_failed_)
     log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
   if (!stopped && speaks) {
-    const std::string result = run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl");
+    const std::string result =
+        run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl", progress_.step);
     if (!result.empty()) log::info("\n", result);
     log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_));
   }
   if (save_failed_) {
     if (speaks) {
-      log::warn("training ended at step ", progress_.step, " without its checkpoint; the newest one is of ",
-                last_saved_ < 0 ? std::string("no step") : str("step ", last_saved_),
+      log::warn("training ended at step ", progress_.step, " without its checkpoint; ", newest_checkpoint(),
                 "; free space or fix the folder and start the same command again");
     }
     return TrainEnd::not_saved;

@@ -90,6 +90,7 @@ class Trainer {
   void evaluate_if_due();
   void save_if_due(bool stop);
   void save();
+  std::string newest_checkpoint() const;
   TrainEnd finish(bool stopped);
 
   LoadedConfig loaded_;
@@ -117,6 +118,7 @@ class Trainer {
   int64_t tokens_in_steps_ = 0, steps_timed_ = 0;
   double mean_step_seconds_ = 0;  // for the ETA
   StepTable table_;
+  bool peak_raised_ = false;
   double start_seconds_ = 0, status_seconds_ = 0;  // when training began and the status line was last shown
   int64_t first_step_ = 1;
 };

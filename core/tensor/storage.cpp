@@ -152,8 +152,7 @@ DeviceRuntime& device_runtime(DeviceType type) {
   }
   DeviceRuntime* runtime = runtime_slot(type);
   if (runtime == nullptr) {
-    throw UsageError(str("device ", type,
-                         ": this build has no such device; rebuild with -DSHOAL_CUDA=ON or use device: cpu"));
+    throw UsageError(str("device ", type, ": this version has no such device; use device: cpu"));
   }
   return *runtime;
 }

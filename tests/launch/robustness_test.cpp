@@ -112,19 +112,24 @@ TEST(Robustness, FirstTensorThatIsNotFiniteIsNamedWithItsRanks) {
 TEST(Robustness, ResultOfForeignMetricsRowsIsSaidToBeUnknown) {
   const TemporaryFolder folder;
   const auto file = folder / "metrics.jsonl";
-  EXPECT_EQ(run_result(file), "");
+  EXPECT_EQ(run_result(file, 8), "");
   for (const char* row :
        {"{\"kind\":3}", "{\"kind\":\"step\"}", "{\"kind\":\"step\",\"step\":\"x\",\"tokens\":1}",
         "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"moe\":{\"a\":3}}",
         "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"moe\":[{\"layer\":0,\"counts\":[]}]}", "[1", ""}) {
     std::ofstream(file) << row << "\n";
-    const std::string result = run_result(file);
+    const std::string result = run_result(file, 8);
     EXPECT_TRUE(result.empty() || result.starts_with("result     ")) << row << " gave " << result;
   }
   std::ofstream(file) << "{\"kind\":\"step\",\"step\":8,\"tokens\":5}\n{\"kind\":\"eval\"}\n";
-  EXPECT_EQ(run_result(file), "result     step 8, 5 tokens");
+  EXPECT_EQ(run_result(file, 8), "result     step 8, 5 tokens");
   std::ofstream(file) << "{\"kind\":\"step\",\"step\":8,\"tokens\":5}\n{\"kind\":\"eval\",\"loss\":null}\n";
-  EXPECT_EQ(run_result(file), "result     step 8, 5 tokens: no finite validation loss");
+  EXPECT_EQ(run_result(file, 8), "result     step 8, 5 tokens: no finite validation loss");
+  std::ofstream(file)
+      << "{\"kind\":\"step\",\"step\":8,\"tokens\":5}\n{\"kind\":\"step\",\"step\":9,\"tokens\":6}\n"
+      << "{\"kind\":\"eval\",\"step\":9,\"loss\":1}\n";
+  EXPECT_EQ(run_result(file, 8), "result     step 8, 5 tokens")
+      << "rows that no checkpoint holds are not the result";
 }
 
 TEST(Robustness, ExpertLoadOfVeryManyExpertsIsOneLine) {
@@ -136,7 +141,7 @@ TEST(Robustness, ExpertLoadOfVeryManyExpertsIsOneLine) {
   counts[1] = 4;
   row["moe"] = nlohmann::json::array({{{"layer", 3}, {"counts", counts}}});
   std::ofstream(file) << row.dump() << "\n";
-  expect_contains(run_result(file), "layer  3  300 experts, busiest 2.00, 1 without a token");
+  expect_contains(run_result(file, 8), "layer  3  300 experts, busiest 2.00, 1 without a token");
 }
 
 TEST(Robustness, NotANumberIsPrintedWithoutSign) {
