@@ -152,7 +152,7 @@ void add_eval_command(CLI::App& app, CommandAction& action) {
       "are refused.",
       "  shoal eval runs/quickstart\n"
       "  shoal eval runs/quickstart --step 400 eval.samples=0\n"
-      "  shoal eval runs/quickstart data.text=[other.txt]");
+      "  shoal eval runs/quickstart 'data.text=[other.txt]'");
   auto arguments = std::make_shared<RunArguments>();
   add_run_arguments(*command, *arguments);
   command->callback([=, &action] { action = [=] { return eval(*command, *arguments); }; });

@@ -62,7 +62,7 @@ void add_train_command(CLI::App& app, CommandAction& action) {
 void add_prepare_command(CLI::App& app, CommandAction& action) {
   CLI::App* command = app.add_subcommand(
       "prepare", "Train the tokenizer and encode the text of a config (train does it too)");
-  add_help(*command, "", "  shoal prepare configs/quickstart.yaml data.text=[notes.txt]");
+  add_help(*command, "", "  shoal prepare configs/quickstart.yaml run.name=notes 'data.text=[notes.txt]'");
   auto arguments = add_config_arguments(*command);
   command->callback([=, &action] {
     action = [=] {
