@@ -142,9 +142,23 @@ void report_truncated_maps() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
+void require_file_or_nothing(const std::string& path) {
+  std::error_code unknown;  // whoever opens it says what is wrong
+  const auto status = std::filesystem::status(path, unknown);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw UsageError(str(path, ": expected a regular file or nothing, got ",
+                         std::filesystem::is_directory(status) ? "a folder" : "a pipe, socket or device",
+                         "; remove it or choose another path"));
+}
+
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   static std::atomic<int64_t> counter{0};  // several writers of one process
-  temporary_ = str(path, kTemporaryMark, ::getpid(), ".", counter++);
+  require_file_or_nothing(path);
+  // The file that a link points to is replaced, not the link.
+  std::error_code no_link;
+  if (std::filesystem::is_symlink(path, no_link))
+    path_ = std::filesystem::weakly_canonical(path, no_link).string();
+  temporary_ = str(path_, kTemporaryMark, ::getpid(), ".", counter++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) fail("cannot create");
   buffer_.reserve(kBufferBytes);

@@ -35,6 +35,10 @@ class MappedFile {
 /// names the file, instead of a bare bus error. For main; replaces the handler of SIGBUS.
 void report_truncated_maps();
 
+/// Throws UsageError when `path` exists (links followed) and is no regular file: opening a pipe waits for
+/// ever, and replacing a device destroys it.
+void require_file_or_nothing(const std::string& path);
+
 /// A file written under a temporary name beside `path` and moved there by commit(). Without commit() nothing
 /// remains. Errors (disk full, no permission) name the file, the bytes written so far, the system's
 /// reason, and for a full disk the bytes needed next and free.

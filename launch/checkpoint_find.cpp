@@ -150,8 +150,9 @@ std::optional<LoadedCheckpoint> CheckpointStore::find(std::optional<int64_t> ste
     const std::string bad =
         run_on_first(world_, [&] { return join(names_set_aside(options_.folder), ", "); });
     if (bad.empty()) return std::nullopt;
-    throw Error(str("checkpoints in ", options_.folder.string(), ": only damaged ones that were set aside: ",
-                    bad, "; restore one of them, or move them away to begin at step 0"));
+    throw Error(str(
+        "checkpoints in ", options_.folder.string(), ": only damaged or foreign ones that were set aside: ",
+        bad, "; give a good one its name back (without .bad-N), or move them away to begin at step 0"));
   }
   throw Error(str("checkpoints in ", options_.folder.string(), ": none of ", steps.size(), " verifies: ",
                   join(found.rejected, "; "), "; restore one of them, or move them away to begin at step 0"));

@@ -95,7 +95,8 @@ std::string quick_problem(const fs::path& checkpoint) {
 std::string foreign_problem(const Manifest& manifest, const std::string& run_id) {
   if (run_id.empty() || manifest.run.empty() || manifest.run == run_id) return "";
   return str(kManifestName, ": it belongs to run ", manifest.run, ", this folder to run ", run_id,
-             "; to go on from it, remove the file ", kRunIdName, " beside the folder of checkpoints");
+             "; to go on from it, remove the file ", kRunIdName,
+             " beside the folder of checkpoints and give a checkpoint that was set aside its name back");
 }
 
 bool says_corrupt(const std::exception& error) {

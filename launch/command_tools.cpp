@@ -166,14 +166,15 @@ void add_report_command(CLI::App& app, CommandAction& action) {
   add_help(*command, "", "  shoal report runs/quickstart\n  shoal report runs/one runs/two -o compare.html");
   auto runs = std::make_shared<std::vector<std::string>>();
   auto output = std::make_shared<std::string>();
-  command->add_option("runs", *runs, "run folders")->required();
+  command->add_option("runs", *runs, "run folders, or their metrics files")->required();
   command->add_option("-o,--output", *output, "HTML file; default: report.html in the first run's folder");
   command->callback([=, &action] {
     action = [=] {
       refuse_extras(*command);
-      const std::filesystem::path file = output->empty()
-                                             ? std::filesystem::path(runs->front()) / "report.html"
-                                             : std::filesystem::path(*output);
+      const std::filesystem::path first = runs->front();
+      const std::filesystem::path folder = std::filesystem::is_directory(first) ? first : first.parent_path();
+      const std::filesystem::path file =
+          output->empty() ? folder / "report.html" : std::filesystem::path(*output);
       write_report(std::vector<std::filesystem::path>(runs->begin(), runs->end()), file);
       std::printf("report: %s\n", file.c_str());
       return 0;

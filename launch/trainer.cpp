@@ -77,6 +77,7 @@ void Trainer::lock_folder() {
       throw UsageError(str("run folder ", folder, ": cannot be created: ", error.message(),
                            "; set run.folder to a folder that you may write to"));
     }
+    require_file_or_nothing(folder + "/metrics.jsonl");
     lock_ = FileLock::try_lock(folder + "/.lock");
     *taken.data<uint8_t>() = lock_ ? 0 : 1;
   }

@@ -92,7 +92,7 @@ int run_body(const std::function<int(const std::shared_ptr<Communicator>&)>& bod
         "out of memory on the host; use a smaller micro-batch, sequence length or model, or fewer ranks "
         "per host"};
   } catch (const std::exception& e) {
-    failure = {true, ExitCode::failure, e.what()};
+    failure = {true, ExitCode::failure, exception_text(e)};
   } catch (...) {
     failure = {true, ExitCode::failure, "an exception that is not a std::exception"};
   }

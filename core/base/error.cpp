@@ -1,8 +1,18 @@
 #include "core/base/error.h"
 
+#include <filesystem>
 #include <string_view>
 
-namespace shoal::detail {
+namespace shoal {
+
+std::string exception_text(const std::exception& exception) {
+  const auto* failure = dynamic_cast<const std::filesystem::filesystem_error*>(&exception);
+  if (failure == nullptr) return exception.what();
+  return str(failure->path1().string(), ": ", failure->code().message(),
+             "; check the path and its permissions (and those of the folders above it)");
+}
+
+namespace detail {
 
 void check_failed(const char* file, int line, const std::string& message) {
   // Only the part below the source root is worth printing; this file tells where the root is.
@@ -15,4 +25,6 @@ void check_failed(const char* file, int line, const std::string& message) {
   throw Error(str(message, " [", path, ":", line, "]"));
 }
 
-}  // namespace shoal::detail
+}  // namespace detail
+
+}  // namespace shoal

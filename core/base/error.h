@@ -37,6 +37,9 @@ class UsageError : public Error {
   explicit UsageError(const std::string& message) : Error(message, ExitCode::usage) {}
 };
 
+/// What to print for an exception that reached the top: file system errors name the path and what to check.
+std::string exception_text(const std::exception& exception);
+
 namespace detail {
 [[noreturn]] void check_failed(const char* file, int line, const std::string& message);
 }  // namespace detail

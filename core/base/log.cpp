@@ -58,6 +58,9 @@ void set_folder(const std::string& folder) {
   const auto path = std::filesystem::path(folder) / "log" / str("rank-", rank_log.rank, ".log");
   std::error_code ignored;
   std::filesystem::create_directories(path.parent_path(), ignored);
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw Error(str("log file ", path.string(), ": expected a regular file or nothing; remove it"));
   std::FILE* file = std::fopen(path.c_str(), "a");
   if (file == nullptr) {
     throw Error(str("log file ", path.string(), ": cannot be opened for writing: ", std::strerror(errno),

@@ -2,6 +2,7 @@
 #include "data/file_io.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -39,6 +40,20 @@ struct Containing {
   void DescribeTo(std::ostream* out) const { *out << "contains \"" << part << '"'; }
   void DescribeNegationTo(std::ostream* out) const { *out << "does not contain \"" << part << '"'; }
 };
+
+TEST_F(FileIo, NoPipeIsReplaced) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_THROW(write_file(path("pipe"), "x"), UsageError);
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+}
+
+TEST_F(FileIo, WhatALinkPointsToIsReplaced) {
+  write_file(path("target"), "old");
+  std::filesystem::create_symlink("target", path("link"));
+  write_file(path("link"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(read_file(path("target"), 10), "new");
+}
 
 }  // namespace
 
