@@ -256,15 +256,14 @@ void Trainer::log_step(const StepMetrics& step) {
                                       static_cast<double>(config_.data.global_batch * config_.data.seq_len));
   const double flops = engine_->model().facts().flops_per_token() * m.tokens_per_s;
   m.tflops = flops / 1e12;
-  // On a shared machine the measurement at the start may have been disturbed. Said once, not with every step
-  // that is a little better than the best.
-  if (flops > peak_flops_) {
-    if (flops > 1.02 * peak_flops_ && !peak_raised_ && world_->rank() == 0) {
-      log::info("the GEMM peak measured at start (", peak_flops_ / 1e12,
-                " TFLOP/s) was disturbed: MFU now counts against the best step");
-    }
+  // On a shared machine the measurement at the start may have been disturbed.
+  peak_flops_ = std::max(peak_flops_, flops);
+  if (!peak_raised_ && peak_flops_ > 1.02 * measured_peak_flops_) {
     peak_raised_ = true;
-    peak_flops_ = flops;
+    if (world_->rank() == 0) {
+      log::info("the GEMM peak measured at start (", measured_peak_flops_ / 1e12,
+                " TFLOP/s) was disturbed: MFU now counts against the best steps");
+    }
   }
   m.mfu = peak_flops_ > 0 ? flops / peak_flops_ : 0;
   m.peak_bytes = device_runtime(device_.type).stats().peak_bytes;
@@ -385,7 +384,8 @@ TrainEnd Trainer::run() {
     }
     return TrainEnd::already_done;
   }
-  peak_flops_ = world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
+  peak_flops_ = measured_peak_flops_ =
+      world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
   if (world_->rank() == 0) {
     std::filesystem::create_directories(config_.run_folder());
     for (const char* name : {"/metrics.jsonl", "/config.yaml", "/tokenizer.json", "/run-id"})

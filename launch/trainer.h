@@ -118,7 +118,8 @@ class Trainer {
   int64_t tokens_in_steps_ = 0, steps_timed_ = 0;
   double mean_step_seconds_ = 0;  // for the ETA
   StepTable table_;
-  bool peak_raised_ = false;
+  double measured_peak_flops_ = 0;                 // at start; peak_flops_ follows the best steps
+  bool peak_raised_ = false;                       // and this has been said
   double start_seconds_ = 0, status_seconds_ = 0;  // when training began and the status line was last shown
   int64_t first_step_ = 1;
 };

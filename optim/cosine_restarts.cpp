@@ -32,7 +32,8 @@ class CosineRestarts final : public WarmupSchedule {
  protected:
   double shape(double, int64_t steps_after_warmup) const override {
     double step = static_cast<double>(steps_after_warmup), length = first_length_;
-    while (step > length) {
+    if (growth_ == 1 && step > length) step -= (std::ceil(step / length) - 1) * length;
+    while (step > length) {  // few: cycles grow
       step -= length;
       length *= growth_;
     }

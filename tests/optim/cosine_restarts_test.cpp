@@ -29,6 +29,11 @@ TEST(CosineRestarts, FallsToTheMinimumInEachCycleAndStartsAgain) {
   }
 }
 
+TEST(CosineRestarts, FarStepsAreNotWalkedTo) {
+  const auto schedule = make("cosine_restarts", "warmup_steps: 2, min_ratio: 0, cycle_steps: 4", 100);
+  EXPECT_NEAR(schedule->at(2 + 4 * int64_t{100'000'000'000} + 2), 1, 1e-12);
+}
+
 TEST(CosineRestarts, CyclesGrowByTheirFactor) {
   const auto schedule =
       make("cosine_restarts", "min_ratio: 0.5, cycle_steps: 2, cycle_growth: 3", 100);  // 2, 6, 18 steps
