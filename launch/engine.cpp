@@ -35,7 +35,7 @@ double value_of(const Tensor& scalar) {
 
 TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh) : options_(options), mesh_(mesh) {
   ModelContext context;
-  context.build = BuildContext{"", options.device, options.dtype, options.seed, mesh.coords()};
+  context.build = BuildContext{"", options.device, options.dtype, options.bf16, options.seed, mesh.coords()};
   context.mesh = &mesh;
   context.dispatcher = &options_.dispatcher;
   context.vocab_size = options.vocab_size;
@@ -127,6 +127,7 @@ TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) 
 
 std::vector<StateTensor> TrainEngine::state() {
   std::vector<StateTensor> all;
+  for (Parameter* p : parameters_) p->leaf.packed_fresh = false;  // the caller may write
   auto add = [&](const std::string& name, const Parameter& p, const Tensor& value) {
     const AxisCoord replicas = mesh_.coords()[p.placement.replica_axis()];
     all.push_back({name, value.detach(), p.global_shape, p.placement.shard_dim, p.shard, replicas.index,

@@ -21,7 +21,8 @@ struct EngineOptions {
   uint64_t seed = 1;
   double clip_norm = 1;  // 0: off
   double bucket_mb = 25;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  // of parameters
+  bool bf16 = false;         // mixed precision (BuildContext::bf16)
   Device device;
 };
 

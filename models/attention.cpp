@@ -56,8 +56,8 @@ Tensor AttentionLayer::decode(const Tensor& x_TD, const Tensor& positions_T, Dec
   const AttentionSpec s = spec(state.batch, tokens / state.batch);
   const Tensor qkv = position_.rotate(project(x_TD), s, positions_T);
   const Tensor y = Tensor::empty({tokens, shape_.heads * shape_.head_size}, x_TD.dtype(), x_TD.device());
-  attention_decode(x_TD.device(), DecodeArgs{qkv, state.keys[layer], state.values[layer], y, state.length},
-                   s);
+  const auto& decode = qkv.dtype() == DType::bf16 ? bf16_attention_decode : attention_decode;
+  decode(x_TD.device(), DecodeArgs{qkv, state.keys[layer], state.values[layer], y, state.length}, s);
   return output(y);
 }
 

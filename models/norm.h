@@ -17,17 +17,19 @@ struct NormShape {
 
 class Norm final : public Module {
  public:
-  Norm(const NormShape& shape, const BuildContext& context) : shape_(shape) {
+  Norm(const NormShape& shape, const BuildContext& context)
+      : shape_(shape), y_dtype_(context.compute_dtype()) {
     weight_ = &add_parameter(context, "weight", Shape{shape.size}, Init::ones(), ParamKind::norm);
     if (shape.layer_norm && shape.bias) {
       bias_ = &add_parameter(context, "bias", Shape{shape.size}, Init::zeros(), ParamKind::bias);
     }
   }
+  /// In the computing dtype.
   Tensor forward(const Tensor& x_TD) const {
-    return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps)
-                             : rms_norm(x_TD, weight_->value, shape_.eps);
+    return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)
+                             : rms_norm(x_TD, weight_->value, shape_.eps, y_dtype_);
   }
-  /// {norm(x + residual), x + residual}
+  /// {norm(x + residual), x + residual}; the sum keeps the residual's dtype.
   NormResult forward(const Tensor& x_TD, const Tensor& residual_TD) const {
     return shape_.layer_norm ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
                              : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
@@ -36,6 +38,7 @@ class Norm final : public Module {
  private:
   Tensor bias() const { return bias_ ? bias_->value : Tensor{}; }
   NormShape shape_;
+  DType y_dtype_;
   Parameter *weight_, *bias_ = nullptr;
 };
 

@@ -83,7 +83,7 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
       vocab_size_(context.vocab_size),
       seq_len_(context.seq_len),
       device_(context.build.device),
-      dtype_(context.build.dtype),
+      compute_(context.build.compute_dtype()),
       tokens_(context.mesh->tokens()) {
   const BuildContext& build = context.build;
   const AttentionShape attention = options.attention_shape();
@@ -113,7 +113,9 @@ Tensor Transformer::head_weight() const {
 }
 
 Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
-  return position_->embed(embedding(embedding_->value, tokens_T), positions_T);
+  const Tensor x_TD = position_->embed(embedding(embedding_->value, tokens_T), positions_T);
+  // Between pre-norms the residual stream keeps the parameters' dtype; after post-norms there is none.
+  return final_norm_ || x_TD.dtype() == compute_ ? x_TD : cast(x_TD, compute_);
 }
 
 Tensor Transformer::final_norm(const Block::Stream& stream) const {
@@ -148,7 +150,7 @@ Transformer::Features Transformer::features(const ModelBatch& batch, const Forwa
 }
 
 Tensor Transformer::logits(const ModelBatch& batch, const ForwardContext& context) {
-  return linear(features(batch, context).x_TD, head_weight());
+  return linear_f32(features(batch, context).x_TD, head_weight());
 }
 
 namespace {
@@ -164,7 +166,7 @@ LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& conte
   LossTerms terms;
   if (context.pass == Pass::measure) return terms;
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
-  terms.lm = cross_entropy(linear(f.x_TD, head_weight()), batch.labels_T, scale);
+  terms.lm = linear_cross_entropy(f.x_TD, head_weight(), batch.labels_T, scale);
   terms.aux = sum_of(f.aux);
   terms.z = sum_of(f.z);
   terms.total = terms.lm;
@@ -179,8 +181,8 @@ DecodeState Transformer::make_decode_state(int64_t batch, int64_t capacity) cons
   state.batch = batch;
   const AttentionShape a = options_.attention_shape();
   for (size_t l = 0; l < blocks_.size(); l++) {
-    state.keys.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, dtype_, device_));
-    state.values.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, dtype_, device_));
+    state.keys.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, compute_, device_));
+    state.values.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, compute_, device_));
   }
   return state;
 }
@@ -208,9 +210,9 @@ Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
   state.length += n;
   const Tensor x_TD = final_norm(stream);
   // Only the last token of each sequence needs logits.
-  const Tensor last_BD = Tensor::empty({B, D}, dtype_, device_);
+  const Tensor last_BD = Tensor::empty({B, D}, compute_, device_);
   for (int64_t b = 0; b < B; b++) last_BD.rows(b, b + 1).copy_from(x_TD.rows((b + 1) * n - 1, (b + 1) * n));
-  return linear(last_BD, head_weight());
+  return linear_f32(last_BD, head_weight());
 }
 
 bool Transformer::needs_measure(int64_t num_micro_batches) const {

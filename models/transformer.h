@@ -124,7 +124,7 @@ class Transformer final : public Model {
   ModelFacts facts_;
   int64_t vocab_size_, seq_len_;
   Device device_;
-  DType dtype_;
+  DType compute_;  // of what flows between layers
   Communicator& tokens_;
   Parameter *embedding_, *head_ = nullptr;
   std::unique_ptr<PositionEncoding> position_;

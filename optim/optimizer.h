@@ -23,6 +23,7 @@ class Optimizer {
   void step(double learning_rate, double grad_scale) {
     num_steps_++;
     apply(learning_rate, grad_scale);
+    for (Parameter* p : parameters_) p->leaf.packed_fresh = false;
   }
   /// Steps taken; part of the checkpoint (bias corrections depend on it).
   int64_t num_steps() const { return num_steps_; }

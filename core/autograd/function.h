@@ -19,12 +19,19 @@
 
 namespace shoal {
 
+/// bf16 copies of a weight for matrix products, in layouts of the backend (core/ops/bf16_linear.h).
+struct PackedWeight {
+  Tensor forward, backward;
+};
+
 /// Where the gradients of a parameter end. Permanent: outlives every tape.
 struct Leaf {
   Tensor grad;  // accumulates (+=); f32, or f64 for f64 parameters; allocated at first use when undefined
   int uses_left = 0;                    // forward uses whose backward has not run yet
   std::function<void()> on_grad_ready;  // called when uses_left returns to 0 in a backward pass
   DType grad_dtype = DType::f32;
+  PackedWeight packed;        // of the parameter's value; undefined until a bf16 product needs it
+  bool packed_fresh = false;  // cleared by whatever changes the value; the next product packs again
 
   /// The gradient buffer, zero-filled when it did not exist.
   Tensor& grad_buffer(const Shape& shape, Device device);

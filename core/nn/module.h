@@ -15,10 +15,13 @@ namespace shoal {
 struct BuildContext {
   std::string prefix;  // "" or "layers.3."
   Device device;
-  DType dtype = DType::f32;  // of parameters and activations (f32, or f64 in tests)
+  DType dtype = DType::f32;  // of parameters, router and loss (f32, or f64 in tests)
+  bool bf16 = false;         // mixed precision: with dtype f32, what flows between layers is bf16
   uint64_t seed = 0;
   AxisCoords coords;
 
+  /// The dtype of what flows between layers.
+  DType compute_dtype() const { return bf16 ? DType::bf16 : dtype; }
   BuildContext child(const std::string& name) const {
     BuildContext context = *this;
     context.prefix += name + ".";

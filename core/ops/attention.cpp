@@ -48,15 +48,17 @@ struct Attention final : Function {
 
   Tensor forward(const Tensor& qkv_in) {
     y = Tensor::empty({spec.batch * spec.seq, spec.heads * spec.head_size}, qkv_in.dtype(), qkv_in.device());
-    lse = Tensor::empty({spec.batch * spec.seq, spec.heads}, qkv_in.dtype(), qkv_in.device());
-    attention_fwd(qkv_in.device(), qkv_in, spec, y, lse);
+    lse = Tensor::empty({spec.batch * spec.seq, spec.heads}, stats_dtype(qkv_in.dtype()), qkv_in.device());
+    const auto& forward = qkv_in.dtype() == DType::bf16 ? bf16_attention_fwd : attention_fwd;
+    forward(qkv_in.device(), qkv_in, spec, y, lse);
     if (needs_grad(0)) qkv = qkv_in;
     return y;
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
     const Tensor dqkv = Tensor::empty_like(qkv);
-    attention_bwd(qkv.device(), {.dy = grad_outputs[0], .qkv = qkv, .y = y, .lse = lse, .dqkv = dqkv}, spec);
+    const auto& backward = qkv.dtype() == DType::bf16 ? bf16_attention_bwd : attention_bwd;
+    backward(qkv.device(), {.dy = grad_outputs[0], .qkv = qkv, .y = y, .lse = lse, .dqkv = dqkv}, spec);
     return {dqkv};
   }
 };
@@ -135,10 +137,10 @@ Tensor rope(const Tensor& qkv, const AttentionSpec& spec, const RopeSpec& rope_s
             const Tensor& positions_T) {
   check_packed("rope", qkv, spec);
   const int64_t pairs = rotary_size_of(rope_spec, spec.head_size) / 2;
-  SHOAL_CHECK(
-      table.dims() == 3 && table.size(0) == 2 && table.size(2) == pairs && table.dtype() == qkv.dtype(),
-      "rope: expected a table [2, positions, ", pairs, "] of ", qkv.dtype(), ", got ", table.shape(), " ",
-      table.dtype(), "; make it with rope_table");
+  SHOAL_CHECK(table.dims() == 3 && table.size(0) == 2 && table.size(2) == pairs &&
+                  table.dtype() == stats_dtype(qkv.dtype()),
+              "rope: expected a table [2, positions, ", pairs, "] of ", stats_dtype(qkv.dtype()), ", got ",
+              table.shape(), " ", table.dtype(), "; make it with rope_table");
   SHOAL_CHECK(positions_T.numel() == qkv.size(0) && positions_T.dtype() == DType::i32, "rope: expected ",
               qkv.size(0), " i32 positions, got ", positions_T.shape(), " ", positions_T.dtype());
   Rope function;

@@ -53,6 +53,11 @@ struct AttentionBackward {
 inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const Tensor& y, const Tensor& lse)>
     attention_fwd("attention_fwd");
 inline constinit Kernel<void(const AttentionBackward&, const AttentionSpec&)> attention_bwd("attention_bwd");
+/// The same for bf16 qkv, y and gradients, with f32 lse: products of bf16, sums and softmax in f32.
+inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const Tensor& y, const Tensor& lse)>
+    bf16_attention_fwd("bf16_attention_fwd");
+inline constinit Kernel<void(const AttentionBackward&, const AttentionSpec&)> bf16_attention_bwd(
+    "bf16_attention_bwd");
 /// In place; inverse = true turns back (the backward).
 inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const RopeSpec&, const Tensor& table,
                              const Tensor& positions, bool inverse)>
@@ -66,5 +71,7 @@ struct DecodeArgs {
   int64_t length = 0;
 };
 inline constinit Kernel<void(const DecodeArgs&, const AttentionSpec&)> attention_decode("attention_decode");
+inline constinit Kernel<void(const DecodeArgs&, const AttentionSpec&)> bf16_attention_decode(
+    "bf16_attention_decode");
 
 }  // namespace shoal

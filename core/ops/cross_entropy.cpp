@@ -1,7 +1,11 @@
 #include "core/ops/cross_entropy.h"
 
+#include <algorithm>
+
 #include "core/autograd/tape.h"
+#include "core/ops/bf16_linear.h"
 #include "core/ops/elementwise.h"
+#include "core/ops/linear.h"
 
 namespace shoal {
 
@@ -35,7 +39,100 @@ class CrossEntropyFunction final : public Function {
   Tensor dlogits_;
 };
 
+constexpr int64_t kBlockBytes = int64_t{16} << 20;  // of one block of logits
+
+/// Inputs: x, weight, labels.
+class LinearCrossEntropyFunction final : public Function {
+ public:
+  LinearCrossEntropyFunction(double scale, PackedWeight copies) : scale_(scale), copies_(std::move(copies)) {}
+  const char* name() const override { return "linear_cross_entropy"; }
+
+  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& labels) {
+    const int64_t num_tokens = x.num_rows(), vocab = weight.size(0);
+    SHOAL_CHECK(weight.dims() == 2 && weight.size(1) == x.row_size() && labels.dtype() == DType::i32 &&
+                    labels.numel() == num_tokens,
+                name(), ": expected x [T, D], weight [V, D] and T i32 labels, got x ", x.shape(), ", weight ",
+                weight.shape(), " and labels ", labels.dtype(), ' ', labels.shape());
+    const DType stats = stats_dtype(x.dtype());
+    const bool want_grad = needs_grad(0) || needs_grad(1);
+    if (needs_grad(0)) dx_ = Tensor::empty(x.shape(), x.dtype(), x.device());
+    Tensor dweight;
+    if (needs_grad(1)) {
+      const Tensor* leaf = leaf_grad(1, weight.shape(), weight.device());
+      into_leaf_ = leaf != nullptr;
+      dweight = into_leaf_ ? *leaf : (dweight_ = Tensor::zeros(weight.shape(), stats, weight.device()));
+    }
+    // Whole multiples of 256 tokens, so that a weight gradient's sum has the same order in any block size.
+    const int64_t fit = kBlockBytes / std::max<int64_t>(1, vocab * dtype_size(stats));
+    const int64_t block = std::min(num_tokens, fit >= 256 ? fit / 256 * 256 : std::max<int64_t>(fit, 64));
+    const Tensor logits = Tensor::empty({block, vocab}, stats, x.device());
+    double total = 0;
+    for (int64_t t = 0; t < num_tokens; t += block) {
+      const int64_t count = std::min(block, num_tokens - t);
+      const Tensor x_block = x.view({num_tokens, x.row_size()}).rows(t, t + count);
+      const Tensor block_logits = logits.rows(0, count);
+      multiply(x_block, weight, block_logits);
+      total += cross_entropy_fwd(
+          x.device(),
+          CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count), scale_, want_grad});
+      if (want_grad) multiply_back(x_block, weight, block_logits, t, dweight);
+    }
+    Tensor loss = Tensor::empty({}, stats, x.device());
+    fill(loss.device(), loss, total * scale_);
+    return loss;
+  }
+
+  std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
+    const double factor = dy[0].item();
+    SHOAL_CHECK(factor == 1 || !into_leaf_, name(),
+                ": the weight's gradient was added in forward for a loss that is "
+                "backward's seed; got an upstream gradient of ",
+                factor, "; pass the factor as `scale`");
+    if (factor != 1) {
+      for (const Tensor& grad : {dx_, dweight_})
+        if (grad.defined()) scale_fwd(grad.device(), grad, factor, grad);
+    }
+    return {dx_, dweight_, {}};
+  }
+
+ private:
+  void multiply(const Tensor& x, const Tensor& weight, const Tensor& logits) const {
+    const int64_t count = x.size(0);
+    if (x.dtype() == DType::bf16)
+      return packed_gemm_rows(x.device(), x, copies_.forward, logits, {&count, 1});
+    gemm(x.device(), {.transpose_b = true}, x, weight, logits);
+  }
+
+  void multiply_back(const Tensor& x, const Tensor& weight, const Tensor& dlogits, int64_t first,
+                     const Tensor& dweight) const {
+    const int64_t count = x.size(0);
+    const Tensor dx =
+        dx_.defined() ? dx_.view({dx_.num_rows(), dx_.row_size()}).rows(first, first + count) : Tensor{};
+    if (x.dtype() != DType::bf16) {
+      if (dx.defined()) gemm(x.device(), {}, dlogits, weight, dx);
+      if (dweight.defined()) gemm(x.device(), {.transpose_a = true, .accumulate = true}, dlogits, x, dweight);
+      return;
+    }
+    const Tensor low = Tensor::empty(dlogits.shape(), DType::bf16, x.device());
+    cast_fwd(x.device(), dlogits, low);
+    if (dx.defined()) packed_gemm_rows(x.device(), low, copies_.backward, dx, {&count, 1});
+    if (dweight.defined()) bf16_gemm_reduce(x.device(), true, low, x, dweight, {&count, 1});
+  }
+
+  double scale_;
+  PackedWeight copies_;
+  bool into_leaf_ = false;
+  Tensor dx_, dweight_;
+};
+
 }  // namespace
+
+Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T,
+                            double scale) {
+  PackedWeight copies;
+  if (x_TD.dtype() == DType::bf16) copies = packed_weight(weight_VD);
+  return apply(LinearCrossEntropyFunction(scale, std::move(copies)), x_TD, weight_VD, labels_T);
+}
 
 Tensor cross_entropy(const Tensor& logits_TV, const Tensor& labels_T, double scale) {
   return apply(CrossEntropyFunction(scale), logits_TV, labels_T);

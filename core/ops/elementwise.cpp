@@ -86,9 +86,9 @@ struct ScaleRowsFunction final : Function {
   Tensor x_kept, scale_kept;
   const char* name() const override { return "scale_rows"; }
   Tensor forward(const Tensor& x, const Tensor& scale) {
-    SHOAL_CHECK(scale.numel() == x.num_rows() && scale.dtype() == x.dtype(), "scale_rows: expected ",
-                x.dtype(), " scales, one for each of the ", x.num_rows(), " rows of x ", x.shape(), ", got ",
-                scale.dtype(), ' ', scale.shape());
+    SHOAL_CHECK(scale.numel() == x.num_rows() && scale.dtype() == stats_dtype(x.dtype()),
+                "scale_rows: expected ", stats_dtype(x.dtype()), " scales, one for each of the ",
+                x.num_rows(), " rows of x ", x.shape(), ", got ", scale.dtype(), ' ', scale.shape());
     x_kept = x;
     scale_kept = scale;
     Tensor out = Tensor::empty_like(x);

@@ -1,14 +1,11 @@
 #include "core/ops/linear.h"
 
 #include "core/autograd/tape.h"
+#include "core/ops/bf16_linear.h"
 
 namespace shoal {
 
 namespace {
-
-DType result_dtype(const Tensor& x) {
-  return x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-}
 
 /// x as a matrix of its rows.
 Tensor as_matrix(const Tensor& x) {
@@ -36,7 +33,7 @@ struct Linear final : Function {
   Tensor forward(const Tensor& x_in, const Tensor& weight_in, const Tensor& bias_in) {
     Shape shape = x_in.shape();
     shape.set(-1, weight_in.size(0));
-    const Tensor y = Tensor::empty(shape, result_dtype(x_in), x_in.device());
+    const Tensor y = Tensor::empty(shape, x_in.dtype(), x_in.device());
     gemm(y.device(), {.transpose_b = true}, as_matrix(x_in), weight_in, as_matrix(y));
     const int64_t num_rows = y.num_rows();
     if (bias_in) add_bias(y.device(), y, bias_in, {&num_rows, 1});
@@ -56,19 +53,18 @@ struct Linear final : Function {
     if (needs_grad(0)) {
       Shape shape = dy.shape();
       shape.set(-1, weight.size(1));
-      dx = Tensor::empty(shape, result_dtype(dy), device);
+      dx = Tensor::empty(shape, dy.dtype(), device);
       gemm(device, {}, dy_matrix, weight, as_matrix(dx));
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, result_dtype(dy),
-                             [&](const Tensor& grad, bool accumulate) {
-                               gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix,
-                                    as_matrix(x), grad);
-                             });
+      dweight = add_gradient(
+          leaf_grad(1, weight.shape(), device), weight, dy.dtype(), [&](const Tensor& grad, bool accumulate) {
+            gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix, as_matrix(x), grad);
+          });
     }
     if (needs_grad(2)) {
       const int64_t num_rows = dy.num_rows();
-      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, result_dtype(dy),
+      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, dy.dtype(),
                            [&](const Tensor& grad, bool accumulate) {
                              if (!accumulate) grad.set_zero();
                              bias_bwd(device, dy, grad, {&num_rows, 1});
@@ -85,7 +81,7 @@ struct GroupedLinear final : Function {
   const char* name() const override { return "grouped_linear"; }
 
   Tensor forward(const Tensor& x_in, const Tensor& weight_in, const Tensor& bias_in) {
-    const Tensor y = Tensor::empty({x_in.size(0), weight_in.size(1)}, result_dtype(x_in), x_in.device());
+    const Tensor y = Tensor::empty({x_in.size(0), weight_in.size(1)}, x_in.dtype(), x_in.device());
     grouped_gemm_rows(y.device(), {.transpose_b = true}, x_in, weight_in, y, rows);
     if (bias_in) add_bias(y.device(), y, bias_in, rows);
     weight = weight_in;
@@ -99,17 +95,17 @@ struct GroupedLinear final : Function {
     const Device device = dy.device();
     Tensor dx, dweight, dbias;
     if (needs_grad(0)) {
-      dx = Tensor::empty({dy.size(0), weight.size(2)}, result_dtype(dy), device);
+      dx = Tensor::empty({dy.size(0), weight.size(2)}, dy.dtype(), device);
       grouped_gemm_rows(device, {}, dy, weight, dx, rows);
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, result_dtype(dy),
+      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, dy.dtype(),
                              [&](const Tensor& grad, bool accumulate) {
                                grouped_gemm_reduce(device, {.accumulate = accumulate}, dy, x, grad, rows);
                              });
     }
     if (needs_grad(2)) {
-      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, result_dtype(dy),
+      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, dy.dtype(),
                            [&](const Tensor& grad, bool accumulate) {
                              if (!accumulate) grad.set_zero();
                              bias_bwd(device, dy, grad, rows);
@@ -119,6 +115,14 @@ struct GroupedLinear final : Function {
   }
 };
 
+/// bf16_linear of one group, keeping the leading dimensions of x.
+Tensor bf16_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, DType result) {
+  Shape shape = x.shape();
+  shape.set(-1, weight.size(0));
+  const int64_t num_rows = x.num_rows();
+  return bf16_linear(as_matrix(x), weight, {&num_rows, 1}, bias, result).view(shape);
+}
+
 }  // namespace
 
 Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N) {
@@ -127,7 +131,13 @@ Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N)
               weight_NK.shape());
   SHOAL_CHECK(!bias_N || (bias_N.dims() == 1 && bias_N.size(0) == weight_NK.size(0)),
               "linear: expected bias [N] for weight ", weight_NK.shape(), ", got ", bias_N.shape());
+  if (x_TK.dtype() == DType::bf16) return bf16_rows(x_TK, weight_NK, bias_N, DType::bf16);
   return apply(Linear{}, x_TK, weight_NK, bias_N);
+}
+
+Tensor linear_f32(const Tensor& x_TK, const Tensor& weight_NK) {
+  if (x_TK.dtype() == DType::bf16) return bf16_rows(x_TK, weight_NK, {}, DType::f32);
+  return linear(x_TK, weight_NK);
 }
 
 Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
@@ -140,6 +150,7 @@ Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<co
   SHOAL_CHECK(!bias_GN || bias_GN.shape() == Shape({groups, weight_GNK.size(1)}),
               "grouped_linear: expected bias [", groups, ", ", weight_GNK.size(1), "], got ",
               bias_GN.shape());
+  if (x_RK.dtype() == DType::bf16) return bf16_linear(x_RK, weight_GNK, rows_per_group, bias_GN, DType::bf16);
   GroupedLinear function;
   function.rows.assign(rows_per_group.begin(), rows_per_group.end());
   return apply(std::move(function), x_RK, weight_GNK, bias_GN);

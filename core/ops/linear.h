@@ -11,8 +11,11 @@
 
 namespace shoal {
 
-/// y_TN = x_TK * weight_NK^T (+ bias_N). Leading dimensions of x are kept. bias may be undefined.
+/// y_TN = x_TK * weight_NK^T (+ bias_N). Leading dimensions of x are kept. bias may be undefined. x is f32 or
+/// f64 like the weight, or bf16 with an f32 weight: then y is bf16 (core/ops/bf16_linear.h), or f32 for
+/// linear_f32.
 Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N = {});
+Tensor linear_f32(const Tensor& x_TK, const Tensor& weight_NK);
 
 /// Rows of x are sorted by group; group g has rows_per_group[g] >= 0 consecutive rows, summing to R.
 /// y_RN: rows of group g times weight_GNK[g]^T (+ bias_GN[g]). Empty groups are allowed and get zero
@@ -21,8 +24,7 @@ Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<co
                       const Tensor& bias_GN = {});
 
 /// C[m, n] = sum_k op(A)[m, k] * op(B)[k, n] (+ C when accumulate). Row-major; A is [m, k] or, transposed,
-/// [k, m]; B is [k, n] or, transposed, [n, k]. A, B: f32, f64 or bf16 (same type); C: f32 for f32/bf16, f64
-/// for f64.
+/// [k, m]; B is [k, n] or, transposed, [n, k]. All f32 or all f64.
 struct Gemm {
   bool transpose_a = false, transpose_b = false, accumulate = false;
 };
@@ -31,6 +33,7 @@ inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const T
 /// One GEMM per group, with the rows of each group as the variable dimension.
 ///   rows:    c_RN[rows of g] = a_RK[rows of g] * op(b_G..[g])       (forward: transpose_b = true; dx: false)
 ///   reduce:  c_GNK[g] (+)= a_RN[rows of g]^T * b_RK[rows of g]       (weight gradient)
+/// Dtypes as for gemm.
 inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
                              std::span<const int64_t> rows)>
     grouped_gemm_rows("grouped_gemm_rows");
@@ -38,7 +41,7 @@ inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const T
                              std::span<const int64_t> rows)>
     grouped_gemm_reduce("grouped_gemm_reduce");
 
-/// y[r, :] += bias[group of r, :]; one group: rows = {R}.
+/// y[r, :] += bias[group of r, :]; one group: rows = {R}. y may be bf16 with an f32 bias; so may dy.
 inline constinit Kernel<void(const Tensor& y, const Tensor& bias, std::span<const int64_t> rows)> add_bias(
     "add_bias");
 /// dbias[g, :] += sum of dy over the rows of g.

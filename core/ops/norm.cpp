@@ -1,6 +1,7 @@
 #include "core/ops/norm.h"
 
 #include "core/autograd/tape.h"
+#include "core/ops/elementwise.h"
 
 namespace shoal {
 
@@ -12,18 +13,20 @@ enum class NormKind : uint8_t { rms, layer };
 /// Outputs: y, and the sum when there is a residual.
 class NormFunction final : public Function {
  public:
-  NormFunction(NormKind kind, double eps) : kind_(kind), eps_(eps) {}
+  NormFunction(NormKind kind, double eps, DType y_dtype) : kind_(kind), eps_(eps), y_dtype_(y_dtype) {}
   const char* name() const override { return kind_ == NormKind::rms ? "rms_norm" : "layer_norm"; }
 
   std::vector<Tensor> forward(const Tensor& x, const Tensor& residual, const Tensor& weight,
                               const Tensor& bias) {
     check(x, residual, weight, bias);
-    NormForward args{x, residual, weight, bias, Tensor::empty_like(x), {}, {}, {}, eps_};
-    if (residual.defined()) args.sum = Tensor::empty_like(x);
-    args.rstd_T = Tensor::empty({x.num_rows()}, x.dtype(), x.device());
+    NormForward args{x,  residual, weight, bias, Tensor::empty(x.shape(), y_dtype_, x.device()),
+                     {}, {},       {},     eps_};
+    if (residual.defined()) args.sum = Tensor::empty_like(residual);
+    args.rstd_T = Tensor::empty({x.num_rows()}, stats_dtype(x.dtype()), x.device());
     if (kind_ == NormKind::layer) args.mean_T = Tensor::empty_like(args.rstd_T);
     (kind_ == NormKind::rms ? rms_norm_fwd : layer_norm_fwd)(x.device(), args);
     x_ = residual.defined() ? args.sum : x;
+    x_dtype_ = x.dtype();
     weight_ = weight;
     mean_T_ = args.mean_T;
     rstd_T_ = args.rstd_T;
@@ -34,12 +37,14 @@ class NormFunction final : public Function {
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
     const Tensor& dy = grad_outputs[0];
     const Tensor dsum = grad_outputs.size() > 1 ? grad_outputs[1] : Tensor{};
-    if (!dy.defined()) return {dsum, dsum, {}, {}};
-    const bool reuse = dy.is_sole_owner();  // asked before args shares it
-    NormBackward args{dy, dsum, x_, weight_, mean_T_, rstd_T_, {}, {}, {}};
+    const bool mixed = x_dtype_ != x_.dtype();
+    if (!dy.defined()) return {mixed ? lowered(dsum) : dsum, dsum, {}, {}};
+    const bool reuse = dy.is_sole_owner() && dy.dtype() == x_.dtype();  // asked before args shares it
+    NormBackward args{dy, dsum, x_, weight_, mean_T_, rstd_T_, {}, {}, {}, {}};
     std::vector<Tensor> grads(4);
     if (needs_grad(0) || needs_grad(1)) {
       args.dx = grads[0] = grads[1] = reuse ? dy : Tensor::empty_like(x_);
+      if (mixed) args.dx_low = grads[0] = Tensor::empty(x_.shape(), x_dtype_, x_.device());
     }
     args.dweight = sums_for(2, grads);
     args.dbias = sums_for(3, grads);
@@ -48,6 +53,13 @@ class NormFunction final : public Function {
   }
 
  private:
+  Tensor lowered(const Tensor& gradient) const {
+    if (!gradient.defined()) return {};
+    const Tensor low = Tensor::empty(gradient.shape(), x_dtype_, gradient.device());
+    cast_fwd(low.device(), gradient, low);
+    return low;
+  }
+
   /// The buffer that the gradient of a weight is added to: the leaf's, or a new one, which is returned by
   /// backward.
   Tensor sums_for(int input, std::vector<Tensor>& grads) const {
@@ -57,39 +69,49 @@ class NormFunction final : public Function {
   }
 
   void check(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias) const {
-    const auto fits = [&](const Tensor& t) { return t.numel() == x.row_size() && t.dtype() == x.dtype(); };
-    SHOAL_CHECK(fits(weight), name(), ": expected a weight of ", x.row_size(), " elements of ", x.dtype(),
+    const DType stats = stats_dtype(x.dtype());
+    const auto fits = [&](const Tensor& t) { return t.numel() == x.row_size() && t.dtype() == stats; };
+    SHOAL_CHECK(fits(weight), name(), ": expected a weight of ", x.row_size(), " elements of ", stats,
                 " like the rows of x ", x.shape(), ", got ", weight.dtype(), ' ', weight.shape());
     SHOAL_CHECK(!bias.defined() || fits(bias), name(), ": expected a bias of ", x.row_size(), " elements of ",
-                x.dtype(), ", got ", bias.dtype(), ' ', bias.shape());
-    SHOAL_CHECK(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
-                name(), ": expected a residual like x, ", x.dtype(), ' ', x.shape(), ", got ",
-                residual.dtype(), ' ', residual.shape());
+                stats, ", got ", bias.dtype(), ' ', bias.shape());
+    const DType stream = residual.defined() ? residual.dtype() : x.dtype();
+    const bool lowers = y_dtype_ == DType::bf16 && stream == DType::f32;
+    SHOAL_CHECK(!residual.defined() || (residual.shape() == x.shape() &&
+                                        (stream == x.dtype() || (lowers && x.dtype() == DType::bf16))),
+                name(), ": expected a residual like x, ", x.dtype(), ' ', x.shape(),
+                " (or f32 with x of bf16), got ", residual.dtype(), ' ', residual.shape());
+    SHOAL_CHECK(y_dtype_ == stream || lowers, name(), ": expected y of ", stream, ", or bf16 from f32, got ",
+                y_dtype_);
   }
 
   NormKind kind_;
   double eps_;
+  DType y_dtype_, x_dtype_ = DType::f32;
   Tensor x_, weight_, mean_T_, rstd_T_;
 };
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps) {
-  return apply(NormFunction(NormKind::rms, eps), x_TD, Tensor{}, weight_D, Tensor{})[0];
+Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, DType y_dtype) {
+  return apply(NormFunction(NormKind::rms, eps, y_dtype), x_TD, Tensor{}, weight_D, Tensor{})[0];
 }
 
-Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps) {
-  return apply(NormFunction(NormKind::layer, eps), x_TD, Tensor{}, weight_D, bias_D)[0];
+Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps,
+                  DType y_dtype) {
+  return apply(NormFunction(NormKind::layer, eps, y_dtype), x_TD, Tensor{}, weight_D, bias_D)[0];
 }
 
 NormResult add_rms_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D, double eps) {
-  const auto out = apply(NormFunction(NormKind::rms, eps), x_TD, residual_TD, weight_D, Tensor{});
+  const auto out =
+      apply(NormFunction(NormKind::rms, eps, x_TD.dtype()), x_TD, residual_TD, weight_D, Tensor{});
   return {out[0], out[1]};
 }
 
 NormResult add_layer_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D,
                           const Tensor& bias_D, double eps) {
-  const auto out = apply(NormFunction(NormKind::layer, eps), x_TD, residual_TD, weight_D, bias_D);
+  const auto out =
+      apply(NormFunction(NormKind::layer, eps, x_TD.dtype()), x_TD, residual_TD, weight_D, bias_D);
   return {out[0], out[1]};
 }
 

@@ -1,6 +1,8 @@
 // RMSNorm (Zhang & Sennrich, arXiv:1910.07467, eq. 4) and LayerNorm (Ba et al., arXiv:1607.06450, eq. 4) over
-// the last dimension, alone or fused with the residual addition in front. Statistics are f32 (f64 for f64
-// inputs).
+// the last dimension, alone or fused with the residual addition in front. Statistics and weights are f32 (f64
+// for f64 inputs). Dtypes of x, residual, y: all f32, all f64, all bf16, or mixed precision: a residual
+// stream of f32 with x of bf16 (or no residual and x of f32) and y of bf16. The sum has the dtype of the
+// residual.
 #pragma once
 
 #include <utility>
@@ -11,14 +13,22 @@
 namespace shoal {
 
 /// y = x / sqrt(mean(x^2) + eps) * weight
-Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps);
+Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, DType y_dtype);
+inline Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps) {
+  return rms_norm(x_TD, weight_D, eps, x_TD.dtype());
+}
 /// y = (x - mean) / sqrt(var + eps) * weight + bias; bias may be undefined.
-Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps);
+Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps,
+                  DType y_dtype);
+inline Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps) {
+  return layer_norm(x_TD, weight_D, bias_D, eps, x_TD.dtype());
+}
 
 struct NormResult {
   Tensor y_TD;    // the normalised sum
   Tensor sum_TD;  // x + residual: the new residual stream
 };
+/// y has the dtype of x.
 NormResult add_rms_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D, double eps);
 NormResult add_layer_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D,
                           const Tensor& bias_D, double eps);
@@ -35,7 +45,8 @@ struct NormBackward {
   Tensor dsum;  // gradient that reached sum by other ways; may be undefined; dx gets it added
   Tensor x;     // the normalised input (sum when there was a residual)
   Tensor weight, mean_T, rstd_T;
-  Tensor dx;              // written; may be undefined
+  Tensor dx;              // written, in the dtype of x (the sum); may be undefined
+  Tensor dx_low;          // dx in bf16, for the bf16 summand of an f32 sum; may be undefined
   Tensor dweight, dbias;  // accumulated; may be undefined
 };
 inline constinit Kernel<void(const NormForward&)> rms_norm_fwd("rms_norm_fwd");

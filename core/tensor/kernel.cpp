@@ -15,6 +15,7 @@ CpuIsa best_supported() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512cd");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) return CpuIsa::avx512_bf16;
   return avx512 ? CpuIsa::avx512 : avx2 ? CpuIsa::avx2 : CpuIsa::scalar;
 #else
   return CpuIsa::scalar;
@@ -25,7 +26,7 @@ CpuIsa choose() {
   const CpuIsa best = best_supported();
   const char* forced = std::getenv("SHOAL_CPU_ISA");
   if (forced != nullptr) {
-    for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512}) {
+    for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {
       if (std::strcmp(forced, cpu_isa_name(isa)) == 0 && isa < best) return isa;
     }
   }
@@ -47,6 +48,8 @@ const char* cpu_isa_name(CpuIsa isa) {
       return "avx2";
     case CpuIsa::avx512:
       return "avx512";
+    case CpuIsa::avx512_bf16:
+      return "avx512_bf16";
   }
   return "?";
 }

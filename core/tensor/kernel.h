@@ -10,8 +10,8 @@
 namespace shoal {
 
 /// Instruction sets the CPU kernels are compiled for. cpu_isa() is the best one this machine supports, or the
-/// lower one named by the environment variable SHOAL_CPU_ISA (scalar | avx2 | avx512).
-enum class CpuIsa : int { scalar = 0, avx2 = 1, avx512 = 2 };
+/// lower one named by the environment variable SHOAL_CPU_ISA (scalar | avx2 | avx512 | avx512_bf16).
+enum class CpuIsa : int { scalar = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
 CpuIsa cpu_isa();
 const char* cpu_isa_name(CpuIsa isa);
 

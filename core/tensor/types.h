@@ -32,6 +32,10 @@ const char* dtype_name(DType dtype);
 inline bool is_float(DType d) {
   return d == DType::f32 || d == DType::bf16 || d == DType::f64;
 }
+/// The dtype of statistics, scales and parameters that go with values stored as `d`: f32 for bf16, else d.
+inline DType stats_dtype(DType d) {
+  return d == DType::bf16 ? DType::f32 : d;
+}
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
 template <class T>

@@ -104,7 +104,9 @@ void MoeLayer::clear() {
 }
 
 Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context) {
-  Routing routing = router_->route({x_TD, batch, context, tokens_, step_counts_});
+  // Routers never see bf16: a rounded score could change the choice.
+  const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
+  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_});
   int64_t dropped = 0;
   // A measuring pass must see what the training pass will see.
   if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
@@ -145,7 +147,7 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
 Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
   Tensor y_TD = shared_->forward(x_TD);
   if (shared_gate_ != nullptr)
-    y_TD = scale_rows(y_TD, sigmoid(linear(x_TD, shared_gate_->value)).view({x_TD.num_rows()}));
+    y_TD = scale_rows(y_TD, sigmoid(linear_f32(x_TD, shared_gate_->value)).view({x_TD.num_rows()}));
   return y_TD;
 }
 

@@ -9,6 +9,8 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/vector_math.inc"
 
+using cpu::Compute;
+
 // Phi(x) = erfc(-x / sqrt 2) / 2.
 inline double normal_cdf(double x) {
   return 0.5 * std::erfc(-x * 0.70710678118654752);
@@ -82,19 +84,23 @@ void with_activation(Activation f, const F& body) {
 template <class A, class T>
 void activate_range(const T* x, T* y, int64_t begin, int64_t end) {
 #pragma omp simd
-  for (int64_t i = begin; i < end; i++) y[i] = A::value(x[i]);
+  for (int64_t i = begin; i < end; i++) y[i] = static_cast<T>(A::value(static_cast<Compute<T>>(x[i])));
 }
 
 template <class A, class T>
 void activate_bwd_range(const T* dy, const T* x, T* dx, int64_t begin, int64_t end) {
 #pragma omp simd
-  for (int64_t i = begin; i < end; i++) dx[i] = dy[i] * A::slope(x[i]);
+  for (int64_t i = begin; i < end; i++) {
+    dx[i] = static_cast<T>(static_cast<Compute<T>>(dy[i]) * A::slope(static_cast<Compute<T>>(x[i])));
+  }
 }
 
 template <class A, class T>
 void gated_row(const T* gate, const T* up, T* y, int64_t width) {
 #pragma omp simd
-  for (int64_t i = 0; i < width; i++) y[i] = A::value(gate[i]) * up[i];
+  for (int64_t i = 0; i < width; i++) {
+    y[i] = static_cast<T>(A::value(static_cast<Compute<T>>(gate[i])) * static_cast<Compute<T>>(up[i]));
+  }
 }
 
 // dgate may be gate, dup may be up.
@@ -102,14 +108,15 @@ template <class A, class T>
 void gated_bwd_row(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t width) {
 #pragma omp simd
   for (int64_t i = 0; i < width; i++) {
-    const T g = gate[i], u = up[i];
-    dgate[i] = dy[i] * u * A::slope(g);
-    dup[i] = dy[i] * A::value(g);
+    const auto g = static_cast<Compute<T>>(gate[i]), u = static_cast<Compute<T>>(up[i]);
+    const auto d = static_cast<Compute<T>>(dy[i]);
+    dgate[i] = static_cast<T>(d * u * A::slope(g));
+    dup[i] = static_cast<T>(d * A::value(g));
   }
 }
 
 void activate_fwd_impl(const Tensor& x, Activation f, const Tensor& y) {
-  dispatch_float(x.dtype(), "activate", [&]<class T>() {
+  dispatch_storage(x.dtype(), "activate", [&]<class T>() {
     const T* from = x.data<T>();
     T* to = y.data<T>();
     with_activation(f, [&]<class A>(A) {
@@ -119,7 +126,7 @@ void activate_fwd_impl(const Tensor& x, Activation f, const Tensor& y) {
 }
 
 void activate_bwd_impl(const Tensor& dy, const Tensor& x, Activation f, const Tensor& dx) {
-  dispatch_float(x.dtype(), "activate", [&]<class T>() {
+  dispatch_storage(x.dtype(), "activate", [&]<class T>() {
     const T *grad = dy.data<T>(), *from = x.data<T>();
     T* to = dx.data<T>();
     with_activation(f, [&]<class A>(A) {
@@ -130,7 +137,7 @@ void activate_bwd_impl(const Tensor& dy, const Tensor& x, Activation f, const Te
 }
 
 void gated_activate_fwd_impl(const Tensor& x, Activation f, const Tensor& y) {
-  dispatch_float(x.dtype(), "gated_activate", [&]<class T>() {
+  dispatch_storage(x.dtype(), "gated_activate", [&]<class T>() {
     const int64_t width = x.row_size() / 2;
     const T* from = x.data<T>();
     T* to = y.data<T>();
@@ -146,7 +153,7 @@ void gated_activate_fwd_impl(const Tensor& x, Activation f, const Tensor& y) {
 }
 
 void gated_activate_bwd_impl(const Tensor& dy, const Tensor& x, Activation f, const Tensor& dx) {
-  dispatch_float(x.dtype(), "gated_activate", [&]<class T>() {
+  dispatch_storage(x.dtype(), "gated_activate", [&]<class T>() {
     const int64_t width = x.row_size() / 2;
     const T *grad = dy.data<T>(), *from = x.data<T>();
     T* to = dx.data<T>();

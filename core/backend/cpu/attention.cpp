@@ -10,40 +10,13 @@
 #include <limits>
 #include <utility>
 
+#include "core/backend/cpu/blocks.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/cpu/attention_common.inc"
-#include "core/backend/cpu/gemm_tile.inc"
-#include "core/backend/cpu/vector_math.inc"
-
-/// Largest of `count` elements, a whole number of vectors; NaN is ignored.
-template <class T>
-T row_max(const T* row, int64_t count) {
-  Vector<T> m = load(row);
-  for (int64_t i = kLanes<T>; i < count; i += kLanes<T>) {
-    const Vector<T> v = load(row + i);
-    m = v > m ? v : m;
-  }
-  T largest = -std::numeric_limits<T>::infinity();
-  for (int lane = 0; lane < kLanes<T>; lane++) largest = m[lane] > largest ? m[lane] : largest;
-  return largest;
-}
-
-/// One block of queries of one key/value head, with all query heads that share it.
-template <class T>
-struct QueryBlock {
-  const T *q, *k, *v;            // first query row of head 0; first key and value row
-  int64_t q_stride, kv_stride;   // between rows
-  T *y, *lse;                    // lse may be null
-  int64_t y_stride, lse_stride;  // between rows; head i is at y + i * C and lse + i
-  int64_t num_queries, heads, head_size;
-  int64_t first_head;      // index of head 0, for its slope
-  int64_t first_position;  // of the first query, among the keys
-  const Interval* keys;    // per query
-};
+#include "core/backend/cpu/attention_forward.inc"
 
 /// Working memory of forward for one thread.
 template <class T>
@@ -64,34 +37,6 @@ struct ForwardTiles {
     scores = v + kKeyBlock * padded;
   }
 };
-
-/// Scores -> probabilities of one row relative to the running maximum; rescales the row's output.
-template <class T>
-void online_softmax(T* scores, int64_t begin, int64_t end, int64_t columns, T& max, T& sum, T* out,
-                    int64_t padded) {
-  if (begin >= end) {
-    fill(scores, 0, columns, T{0});
-    return;
-  }
-  constexpr T kLowest = -std::numeric_limits<T>::infinity();
-  fill(scores, 0, begin, kLowest);
-  fill(scores, end, columns, kLowest);
-  const T block_max = row_max(scores, columns);
-  const T new_max = block_max > max ? block_max : max;
-  T added = 0;
-#pragma omp simd reduction(+ : added)
-  for (int64_t j = 0; j < columns; j++) {
-    scores[j] = fast_exp(scores[j] - new_max);
-    added += scores[j];
-  }
-  if (new_max != max) {
-    const T factor = fast_exp(max - new_max);
-    for (int64_t i = 0; i < padded; i++) out[i] *= factor;
-    sum *= factor;
-    max = new_max;
-  }
-  sum += added;
-}
 
 /// One block of keys [k0, k0 + n) for all rows of one head.
 template <class T>
@@ -155,95 +100,16 @@ void attend(const QueryBlock<T>& block, const AttentionSpec& spec) {
   }
 }
 
-/// Queries per block: fewer when many heads share a key head, so that the block of outputs stays in cache.
-int64_t query_block_size(int64_t heads_per_group) {
-  return std::clamp<int64_t>(round_up(512 / heads_per_group, 8), 8, kMaxQueryBlock);
-}
-
-template <class T>
-void attention_fwd_typed(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
-  const int64_t groups = spec.kv_heads, heads = spec.heads / groups, c = spec.head_size, seq = spec.seq;
-  const int64_t stride = groups * (heads + 2) * c, block_size = query_block_size(heads);
-  const int64_t num_blocks = (seq + block_size - 1) / block_size;
-  parallel_tasks(num_blocks * spec.batch * groups, [&](int64_t task) {
-    // The last blocks see the most keys: they go first.
-    const int64_t q0 = (num_blocks - 1 - task / (spec.batch * groups)) * block_size;
-    const int64_t b = task / groups % spec.batch, g = task % groups;
-    const T* group = qkv.data<T>() + b * seq * stride + g * (heads + 2) * c;
-    const int64_t row = b * seq + q0;
-    Interval keys[kMaxQueryBlock];
-    QueryBlock<T> block{};
-    block.num_queries = std::min(block_size, seq - q0);
-    for (int64_t r = 0; r < block.num_queries; r++)
-      keys[r] = visible_keys(spec, documents_of(spec, b), q0 + r);
-    block.q = group + q0 * stride;
-    block.k = group + heads * c;
-    block.v = group + (heads + 1) * c;
-    block.q_stride = block.kv_stride = stride;
-    block.y = y.data<T>() + (row * spec.heads + g * heads) * c;
-    block.y_stride = spec.heads * c;
-    block.lse = lse.data<T>() + row * spec.heads + g * heads;
-    block.lse_stride = spec.heads;
-    block.heads = heads;
-    block.head_size = c;
-    block.first_head = g * heads;
-    block.first_position = q0;
-    block.keys = keys;
-    attend(block, spec);
-  });
-}
-
-template <class T>
-void attention_decode_typed(const DecodeArgs& args, const AttentionSpec& spec) {
-  const int64_t groups = spec.kv_heads, heads = spec.heads / groups, c = spec.head_size, seq = spec.seq;
-  const int64_t stride = groups * (heads + 2) * c, block_size = query_block_size(heads);
-  const int64_t capacity = args.cache_k.size(1), cache_stride = groups * c;
-  parallel_tasks(spec.batch * groups, [&](int64_t task) {
-    const int64_t b = task / groups, g = task % groups;
-    const T* group = args.qkv.data<T>() + b * seq * stride + g * (heads + 2) * c;
-    T* cache_k = args.cache_k.data<T>() + b * capacity * cache_stride + g * c;
-    T* cache_v = args.cache_v.data<T>() + b * capacity * cache_stride + g * c;
-    for (int64_t s = 0; s < seq; s++) {
-      const T* k = group + s * stride + heads * c;
-      std::copy_n(k, c, cache_k + (args.length + s) * cache_stride);
-      std::copy_n(k + c, c, cache_v + (args.length + s) * cache_stride);
-    }
-    for (int64_t q0 = 0; q0 < seq; q0 += block_size) {
-      Interval keys[kMaxQueryBlock];
-      QueryBlock<T> block{};
-      block.num_queries = std::min(block_size, seq - q0);
-      for (int64_t r = 0; r < block.num_queries; r++) keys[r] = {0, args.length + q0 + r + 1};
-      block.q = group + q0 * stride;
-      block.q_stride = stride;
-      block.k = cache_k;
-      block.v = cache_v;
-      block.kv_stride = cache_stride;
-      block.y = args.y.data<T>() + ((b * seq + q0) * spec.heads + g * heads) * c;
-      block.y_stride = spec.heads * c;
-      block.heads = heads;
-      block.head_size = c;
-      block.first_head = g * heads;
-      block.first_position = args.length + q0;
-      block.keys = keys;
-      attend(block, spec);
-    }
-  });
-}
-
 void attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
-  dispatch_float(qkv.dtype(), "attention", [&]<class T>() { attention_fwd_typed<T>(qkv, spec, y, lse); });
+  dispatch_float(qkv.dtype(), "attention", [&]<class T>() {
+    attention_fwd_blocks<T>(qkv, spec, y, lse, [&](const QueryBlock<T>& block) { attend(block, spec); });
+  });
 }
 
 void attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spec) {
-  const Shape cache{spec.batch, args.cache_k.size(1), spec.kv_heads, spec.head_size};
-  SHOAL_CHECK(args.cache_k.shape() == cache && args.cache_v.shape() == cache,
-              "attention_decode: expected caches [B, capacity, G, C] = ", cache, ", got ",
-              args.cache_k.shape(), " and ", args.cache_v.shape());
-  SHOAL_CHECK(args.length >= 0 && args.length + spec.seq <= args.cache_k.size(1),
-              "attention_decode: ", spec.seq, " new tokens after ", args.length,
-              " do not fit the cache capacity ", args.cache_k.size(1), "; make a larger cache");
-  dispatch_float(args.qkv.dtype(), "attention_decode",
-                 [&]<class T>() { attention_decode_typed<T>(args, spec); });
+  dispatch_float(args.qkv.dtype(), "attention_decode", [&]<class T>() {
+    attention_decode_blocks<T>(args, spec, [&](const QueryBlock<T>& block) { attend(block, spec); });
+  });
 }
 
 const bool added = attention_fwd.add(DeviceType::cpu, &attention_fwd_impl, kIsaLevel) &&

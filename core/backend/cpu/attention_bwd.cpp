@@ -8,26 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "core/backend/cpu/blocks.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
 #include "core/ops/attention.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/cpu/attention_common.inc"
+#include "core/backend/cpu/attention_backward.inc"
 #include "core/backend/cpu/gemm_tile.inc"
 #include "core/backend/cpu/vector_math.inc"
-
-/// One key/value head of one sequence with all query heads that share it.
-template <class T>
-struct HeadGroup {
-  const T *qkv, *dy, *y, *lse;  // the group's columns of row 0
-  T* dqkv;
-  int64_t stride, y_stride, lse_stride;  // between rows
-  int64_t seq, heads, head_size;
-  T scale;
-  const int32_t* documents;
-};
 
 /// Working memory of one thread. "Keys x C" tiles have kKeyBlock rows, "queries x C" tiles kMaxQueryBlock;
 /// scores are queries x kKeyBlock.
@@ -88,10 +78,6 @@ void score_gradients(T* probs, T* dscores, int64_t begin, int64_t end, int64_t c
   fill(probs, end, columns, T{0});
   fill(dscores, end, columns, T{0});
 }
-
-struct Block {
-  int64_t first, count;
-};
 
 /// probs and dscores for queries x keys of one head, in row tiles that stop at the last visible key.
 template <class T>
@@ -186,40 +172,21 @@ void key_block(const HeadGroup<T>& group, const AttentionSpec& spec, const Backw
 }
 
 template <class T>
-void attention_bwd_typed(const AttentionBackward& args, const AttentionSpec& spec) {
-  const int64_t groups = spec.kv_heads, heads = spec.heads / groups, c = spec.head_size, seq = spec.seq;
-  parallel_tasks(spec.batch * groups, [&](int64_t task) {
-    const int64_t b = task / groups, g = task % groups;
-    HeadGroup<T> group{};
-    group.stride = groups * (heads + 2) * c;
-    group.y_stride = spec.heads * c;
-    group.lse_stride = spec.heads;
-    const int64_t at = b * seq * group.stride + g * (heads + 2) * c;
-    const int64_t y_at = b * seq * group.y_stride + g * heads * c;
-    group.qkv = args.qkv.data<T>() + at;
-    group.dqkv = args.dqkv.data<T>() + at;
-    group.dy = args.dy.data<T>() + y_at;
-    group.y = args.y.data<T>() + y_at;
-    group.lse = args.lse.data<T>() + b * seq * spec.heads + g * heads;
-    group.seq = seq;
-    group.heads = heads;
-    group.head_size = c;
-    group.scale = scale_of<T>(spec);
-    group.documents = documents_of(spec, b);
-    static thread_local cpu::Scratch scratch;
-    const BackwardTiles<T> tiles(scratch, group);
-    start_rows(group, tiles);
-    for (int64_t k0 = 0; k0 < seq; k0 += kKeyBlock) {
-      key_block(group, spec, tiles, g * heads, {k0, std::min(kKeyBlock, seq - k0)});
-    }
-  });
+void group_backward(const HeadGroup<T>& group, const AttentionSpec& spec, int64_t first_head) {
+  static thread_local cpu::Scratch scratch;
+  const BackwardTiles<T> tiles(scratch, group);
+  start_rows(group, tiles);
+  for (int64_t k0 = 0; k0 < group.seq; k0 += kKeyBlock) {
+    key_block(group, spec, tiles, first_head, {k0, std::min(kKeyBlock, group.seq - k0)});
+  }
 }
 
 void attention_bwd_impl(const AttentionBackward& args, const AttentionSpec& spec) {
-  SHOAL_CHECK(args.dy.dtype() == args.qkv.dtype() && args.dy.numel() == args.y.numel(),
-              "attention_bwd: expected dy like y, ", args.y.shape(), " ", args.qkv.dtype(), ", got ",
-              args.dy.shape(), " ", args.dy.dtype());
-  dispatch_float(args.qkv.dtype(), "attention_bwd", [&]<class T>() { attention_bwd_typed<T>(args, spec); });
+  dispatch_float(args.qkv.dtype(), "attention_bwd", [&]<class T>() {
+    attention_bwd_groups<T>(args, spec, [&](const HeadGroup<T>& group, int64_t first_head) {
+      group_backward(group, spec, first_head);
+    });
+  });
 }
 
 const bool added = attention_bwd.add(DeviceType::cpu, &attention_bwd_impl, kIsaLevel);

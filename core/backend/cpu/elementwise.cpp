@@ -64,11 +64,12 @@ void sigmoid_bwd_impl(const Tensor& dy, const Tensor& y, const Tensor& dx) {
 void scale_rows_impl(const Tensor& x, const Tensor& scale, const Tensor& out) {
   dispatch_storage(x.dtype(), "scale_rows", [&]<class T>() {
     const int64_t width = x.row_size();
-    const T *from = x.data<T>(), *factor = scale.data<T>();
+    const T* from = x.data<T>();
+    const auto* factor = scale.data<Compute<T>>();
     T* to = out.data<T>();
     cpu::parallel_rows(x.num_rows(), width, [=](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; r++) {
-        const auto c = static_cast<Compute<T>>(factor[r]);
+        const Compute<T> c = factor[r];
 #pragma omp simd
         for (int64_t d = r * width; d < (r + 1) * width; d++) {
           to[d] = static_cast<T>(static_cast<Compute<T>>(from[d]) * c);
@@ -79,32 +80,34 @@ void scale_rows_impl(const Tensor& x, const Tensor& scale, const Tensor& out) {
 }
 
 template <class T>
-void scale_rows_bwd_rows(const T* dy, const T* x, const T* scale, T* dx, T* dscale, int64_t begin,
-                         int64_t end, int64_t width) {
+void scale_rows_bwd_rows(const T* dy, const T* x, const Compute<T>* scale, T* dx, Compute<T>* dscale,
+                         int64_t begin, int64_t end, int64_t width) {
+  using C = Compute<T>;
   for (int64_t r = begin; r < end; r++) {
     const T *dy_row = dy + r * width, *x_row = x + r * width;
     if (dscale != nullptr) {
-      T dot = 0;
+      C dot = 0;
 #pragma omp simd reduction(+ : dot)
-      for (int64_t d = 0; d < width; d++) dot += dy_row[d] * x_row[d];
+      for (int64_t d = 0; d < width; d++) dot += static_cast<C>(dy_row[d]) * static_cast<C>(x_row[d]);
       dscale[r] = dot;
     }
     if (dx != nullptr) {
-      const T c = scale[r];
+      const C c = scale[r];
       T* dx_row = dx + r * width;
 #pragma omp simd
-      for (int64_t d = 0; d < width; d++) dx_row[d] = dy_row[d] * c;
+      for (int64_t d = 0; d < width; d++) dx_row[d] = static_cast<T>(static_cast<C>(dy_row[d]) * c);
     }
   }
 }
 
 void scale_rows_bwd_impl(const Tensor& dy, const Tensor& x, const Tensor& scale, const Tensor& dx,
                          const Tensor& dscale) {
-  dispatch_float(dy.dtype(), "scale_rows", [&]<class T>() {
+  dispatch_storage(dy.dtype(), "scale_rows", [&]<class T>() {
     const int64_t width = x.row_size();
-    const T *dy_data = dy.data<T>(), *x_data = x.data<T>(), *scale_data = scale.data<T>();
+    const T *dy_data = dy.data<T>(), *x_data = x.data<T>();
+    const auto* scale_data = scale.data<Compute<T>>();
     T* dx_data = dx.defined() ? dx.data<T>() : nullptr;
-    T* dscale_data = dscale.defined() ? dscale.data<T>() : nullptr;
+    Compute<T>* dscale_data = dscale.defined() ? dscale.data<Compute<T>>() : nullptr;
     cpu::parallel_rows(x.num_rows(), width, [=](int64_t begin, int64_t end) {
       scale_rows_bwd_rows(dy_data, x_data, scale_data, dx_data, dscale_data, begin, end, width);
     });

@@ -6,7 +6,8 @@
 //   const bool added = rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel);
 //   SHOAL_KERNELS_END
 //
-// CMake compiles it with SHOAL_ISA_scalar, SHOAL_ISA_avx2 and SHOAL_ISA_avx512. Only the code between the two
+// CMake compiles it with SHOAL_ISA_scalar, SHOAL_ISA_avx2 and SHOAL_ISA_avx512; files whose name starts with
+// bf16_ also with SHOAL_ISA_avx512_bf16. Only the code between the two
 // macros is compiled for the set: headers stay portable, so no inline function of theirs can end up in the
 // program with instructions that the machine lacks. Therefore nothing may be included inside, except
 // the .inc files of this folder, which are written for it.
@@ -16,7 +17,12 @@
 
 // The formatter would split the string of a _Pragma, which is an error.
 // clang-format off
-#if defined(SHOAL_ISA_avx512) && defined(__x86_64__)
+#if defined(SHOAL_ISA_avx512_bf16) && defined(__x86_64__)
+#define SHOAL_ISA_NAMESPACE isa_avx512_bf16
+#define SHOAL_ISA_TARGET \
+  _Pragma("GCC target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512bf16,prefer-vector-width=512\")")
+#define SHOAL_ISA_LEVEL ::shoal::CpuIsa::avx512_bf16
+#elif defined(SHOAL_ISA_avx512) && defined(__x86_64__)
 #define SHOAL_ISA_NAMESPACE isa_avx512
 #define SHOAL_ISA_TARGET \
   _Pragma("GCC target(\"avx2,fma,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512\")")

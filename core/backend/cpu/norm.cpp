@@ -9,94 +9,118 @@
 
 SHOAL_KERNELS_BEGIN
 
+using cpu::Compute;
+
 template <class T>
-const T* data_or_null(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-template <class T>
-T* mutable_or_null(const Tensor& t) {
+T* data_or_null(const Tensor& t) {
   return t.defined() ? t.data<T>() : nullptr;
 }
 
-template <class T>
+/// X: stored type of x; S: of the residual and the sum; Y: of y. Arithmetic is in C.
+template <class X, class S, class Y>
 struct ForwardArgs {
+  using C = Compute<S>;
+  using Stream = S;
   explicit ForwardArgs(const NormForward& a)
-      : x(a.x.data<T>()),
-        residual(data_or_null<T>(a.residual)),
-        weight(a.weight.data<T>()),
-        bias(data_or_null<T>(a.bias)),
-        y(a.y.data<T>()),
-        sum(mutable_or_null<T>(a.sum)),
-        mean(mutable_or_null<T>(a.mean_T)),
-        rstd(a.rstd_T.data<T>()),
+      : x(a.x.data<X>()),
+        residual(data_or_null<S>(a.residual)),
+        weight(a.weight.data<C>()),
+        bias(data_or_null<C>(a.bias)),
+        y(a.y.data<Y>()),
+        sum(data_or_null<S>(a.sum)),
+        mean(data_or_null<C>(a.mean_T)),
+        rstd(a.rstd_T.data<C>()),
         width(a.x.row_size()),
-        eps(static_cast<T>(a.eps)) {}
-  const T *x, *residual, *weight, *bias;
-  T *y, *sum, *mean, *rstd;
+        eps(static_cast<C>(a.eps)) {}
+  const X* x;
+  const S* residual;
+  const C *weight, *bias;
+  Y* y;
+  S* sum;
+  C *mean, *rstd;
   int64_t width;
-  T eps;
+  C eps;
 
-  /// The row to normalise: x, or x + residual, which is written first.
-  const T* input_row(int64_t r) const {
-    if (residual == nullptr) return x + r * width;
-    const T *a = x + r * width, *b = residual + r * width;
-    T* to = sum + r * width;
+  /// Calls body(row) with the row to normalise: x, or x + residual, which is written first.
+  template <class Body>
+  void with_row(int64_t r, const Body& body) const {
+    const X* a = x + r * width;
+    if (residual == nullptr) return body(a);
+    const S* b = residual + r * width;
+    S* to = sum + r * width;
 #pragma omp simd
-    for (int64_t d = 0; d < width; d++) to[d] = a[d] + b[d];
-    return to;
+    for (int64_t d = 0; d < width; d++) to[d] = static_cast<S>(static_cast<C>(a[d]) + static_cast<C>(b[d]));
+    body(static_cast<const S*>(to));
   }
 };
 
-template <class T>
-void rms_norm_row(const ForwardArgs<T>& a, int64_t r) {
-  const T* x = a.input_row(r);
-  T squares = 0;
+template <class Args>
+void rms_norm_row(const Args& a, int64_t r) {
+  using C = typename Args::C;
+  a.with_row(r, [&](const auto* x) {
+    C squares = 0;
 #pragma omp simd reduction(+ : squares)
-  for (int64_t d = 0; d < a.width; d++) squares += x[d] * x[d];
-  const T rstd = T(1) / std::sqrt(squares / static_cast<T>(a.width) + a.eps);
-  a.rstd[r] = rstd;
-  T* y = a.y + r * a.width;
-  const T* weight = a.weight;
+    for (int64_t d = 0; d < a.width; d++) squares += static_cast<C>(x[d]) * static_cast<C>(x[d]);
+    const C rstd = C(1) / std::sqrt(squares / static_cast<C>(a.width) + a.eps);
+    a.rstd[r] = rstd;
+    auto* y = a.y + r * a.width;
+    using Y = std::remove_reference_t<decltype(*y)>;
+    const C* weight = a.weight;
 #pragma omp simd
-  for (int64_t d = 0; d < a.width; d++) y[d] = x[d] * rstd * weight[d];
+    for (int64_t d = 0; d < a.width; d++) y[d] = static_cast<Y>(static_cast<C>(x[d]) * rstd * weight[d]);
+  });
 }
 
-template <class T>
-void layer_norm_row(const ForwardArgs<T>& a, int64_t r) {
-  const T* x = a.input_row(r);
-  T total = 0, squares = 0;
+template <class Args>
+void layer_norm_row(const Args& a, int64_t r) {
+  using C = typename Args::C;
+  a.with_row(r, [&](const auto* x) {
+    C total = 0, squares = 0;
 #pragma omp simd reduction(+ : total)
-  for (int64_t d = 0; d < a.width; d++) total += x[d];
-  const T mean = total / static_cast<T>(a.width);
+    for (int64_t d = 0; d < a.width; d++) total += static_cast<C>(x[d]);
+    const C mean = total / static_cast<C>(a.width);
 #pragma omp simd reduction(+ : squares)
-  for (int64_t d = 0; d < a.width; d++) squares += (x[d] - mean) * (x[d] - mean);
-  const T rstd = T(1) / std::sqrt(squares / static_cast<T>(a.width) + a.eps);
-  a.mean[r] = mean;
-  a.rstd[r] = rstd;
-  T* y = a.y + r * a.width;
-  const T *weight = a.weight, *bias = a.bias;
-  if (bias == nullptr) {
+    for (int64_t d = 0; d < a.width; d++) {
+      squares += (static_cast<C>(x[d]) - mean) * (static_cast<C>(x[d]) - mean);
+    }
+    const C rstd = C(1) / std::sqrt(squares / static_cast<C>(a.width) + a.eps);
+    a.mean[r] = mean;
+    a.rstd[r] = rstd;
+    auto* y = a.y + r * a.width;
+    using Y = std::remove_reference_t<decltype(*y)>;
+    const C *weight = a.weight, *bias = a.bias;
+    if (bias == nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) y[d] = (x[d] - mean) * rstd * weight[d];
-  } else {
+      for (int64_t d = 0; d < a.width; d++) {
+        y[d] = static_cast<Y>((static_cast<C>(x[d]) - mean) * rstd * weight[d]);
+      }
+    } else {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) y[d] = (x[d] - mean) * rstd * weight[d] + bias[d];
-  }
+      for (int64_t d = 0; d < a.width; d++) {
+        y[d] = static_cast<Y>((static_cast<C>(x[d]) - mean) * rstd * weight[d] + bias[d]);
+      }
+    }
+  });
 }
 
-template <class T>
+template <class S, class Y>
 struct BackwardArgs {
+  using C = Compute<S>;
   explicit BackwardArgs(const NormBackward& a)
-      : dy(a.dy.data<T>()),
-        dsum(data_or_null<T>(a.dsum)),
-        x(a.x.data<T>()),
-        weight(a.weight.data<T>()),
-        mean(data_or_null<T>(a.mean_T)),
-        rstd(a.rstd_T.data<T>()),
-        dx(mutable_or_null<T>(a.dx)),
+      : dy(a.dy.data<Y>()),
+        dsum(data_or_null<S>(a.dsum)),
+        x(a.x.data<S>()),
+        weight(a.weight.data<C>()),
+        mean(data_or_null<C>(a.mean_T)),
+        rstd(a.rstd_T.data<C>()),
+        dx(data_or_null<S>(a.dx)),
+        dx_low(data_or_null<BFloat16>(a.dx_low)),
         width(a.x.row_size()) {}
-  const T *dy, *dsum, *x, *weight, *mean, *rstd;
-  T* dx;  // may be dy
+  const Y* dy;
+  const S *dsum, *x;
+  const C *weight, *mean, *rstd;
+  S* dx;  // may be dy
+  BFloat16* dx_low;
   int64_t width;
 };
 
@@ -104,77 +128,89 @@ struct BackwardArgs {
 //   rms_norm:   dx = rstd * (g - xhat * mean(g * xhat))
 //   layer_norm: dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
 // dweight and dbias are null or one row of sums.
-template <bool kLayer, class T>
-void norm_bwd_row(const BackwardArgs<T>& a, int64_t r, T* dweight, T* dbias) {
-  const T *dy = a.dy + r * a.width, *x = a.x + r * a.width, *weight = a.weight;
-  const T rstd = a.rstd[r];
-  const T mean = kLayer ? a.mean[r] : T(0);
+template <bool kLayer, class S, class Y>
+void norm_bwd_row(const BackwardArgs<S, Y>& a, int64_t r, Compute<S>* dweight, Compute<S>* dbias) {
+  using C = Compute<S>;
+  const Y* dy = a.dy + r * a.width;
+  const S* x = a.x + r * a.width;
+  const C* weight = a.weight;
+  const C rstd = a.rstd[r];
+  const C mean = kLayer ? a.mean[r] : C(0);
   if (dweight != nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) dweight[d] += dy[d] * ((x[d] - mean) * rstd);
+    for (int64_t d = 0; d < a.width; d++) {
+      dweight[d] += static_cast<C>(dy[d]) * ((static_cast<C>(x[d]) - mean) * rstd);
+    }
   }
   if (dbias != nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) dbias[d] += dy[d];
+    for (int64_t d = 0; d < a.width; d++) dbias[d] += static_cast<C>(dy[d]);
   }
   if (a.dx == nullptr) return;
-  T g_sum = 0, gx_sum = 0;
+  C g_sum = 0, gx_sum = 0;
 #pragma omp simd reduction(+ : g_sum, gx_sum)
   for (int64_t d = 0; d < a.width; d++) {
-    const T g = dy[d] * weight[d];
+    const C g = static_cast<C>(dy[d]) * weight[d];
     g_sum += g;
-    gx_sum += g * ((x[d] - mean) * rstd);
+    gx_sum += g * ((static_cast<C>(x[d]) - mean) * rstd);
   }
-  const T g_mean = kLayer ? g_sum / static_cast<T>(a.width) : T(0);
-  const T gx_mean = gx_sum / static_cast<T>(a.width);
-  T* dx = a.dx + r * a.width;
+  const C g_mean = kLayer ? g_sum / static_cast<C>(a.width) : C(0);
+  const C gx_mean = gx_sum / static_cast<C>(a.width);
+  S* dx = a.dx + r * a.width;
+  const auto gradient = [&](int64_t d) {
+    return rstd *
+           (static_cast<C>(dy[d]) * weight[d] - g_mean - (static_cast<C>(x[d]) - mean) * rstd * gx_mean);
+  };
   if (a.dsum == nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) {
-      dx[d] = rstd * (dy[d] * weight[d] - g_mean - (x[d] - mean) * rstd * gx_mean);
-    }
+    for (int64_t d = 0; d < a.width; d++) dx[d] = static_cast<S>(gradient(d));
   } else {
-    const T* dsum = a.dsum + r * a.width;
+    const S* dsum = a.dsum + r * a.width;
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) {
-      dx[d] = rstd * (dy[d] * weight[d] - g_mean - (x[d] - mean) * rstd * gx_mean) + dsum[d];
-    }
+    for (int64_t d = 0; d < a.width; d++) dx[d] = static_cast<S>(gradient(d) + static_cast<C>(dsum[d]));
+  }
+  if (a.dx_low != nullptr) {
+    BFloat16* low = a.dx_low + r * a.width;
+#pragma omp simd
+    for (int64_t d = 0; d < a.width; d++) low[d] = BFloat16(static_cast<float>(static_cast<C>(dx[d])));
   }
 }
 
 constexpr int64_t kMaxRowBlocks = 32;
 constexpr int64_t kMinRowsPerBlock = 16;
 
-template <bool kLayer, class T>
+template <bool kLayer, class S, class Y>
 void norm_bwd(const NormBackward& args) {
-  const BackwardArgs<T> a(args);
+  using C = Compute<S>;
+  const BackwardArgs<S, Y> a(args);
   const int64_t num_rows = args.x.num_rows(), width = a.width;
   const bool want_weight = args.dweight.defined(), want_bias = args.dbias.defined();
   if (!want_weight && !want_bias) {
     cpu::parallel_rows(num_rows, width, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) norm_bwd_row<kLayer, T>(a, r, nullptr, nullptr);
+      for (int64_t r = begin; r < end; r++)
+        norm_bwd_row<kLayer>(a, r, static_cast<C*>(nullptr), static_cast<C*>(nullptr));
     });
     return;
   }
   const int64_t block = std::max(kMinRowsPerBlock, (num_rows + kMaxRowBlocks - 1) / kMaxRowBlocks);
   const int64_t num_blocks = (num_rows + block - 1) / block;
   // Block b: a row of weight sums, then a row of bias sums.
-  const Tensor partial = Tensor::empty({num_blocks, 2, width}, dtype_of<T>);
-  T* partial_data = partial.data<T>();
+  const Tensor partial = Tensor::empty({num_blocks, 2, width}, dtype_of<C>);
+  C* partial_data = partial.data<C>();
   parallel_for(num_blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; b++) {
-      T* sums = partial_data + b * 2 * width;
-      std::fill(sums, sums + 2 * width, T(0));
+      C* sums = partial_data + b * 2 * width;
+      std::fill(sums, sums + 2 * width, C(0));
       for (int64_t r = b * block; r < std::min(num_rows, (b + 1) * block); r++) {
-        norm_bwd_row<kLayer, T>(a, r, want_weight ? sums : nullptr, want_bias ? sums + width : nullptr);
+        norm_bwd_row<kLayer>(a, r, want_weight ? sums : nullptr, want_bias ? sums + width : nullptr);
       }
     }
   });
   const auto add_up = [&](const Tensor& to, int64_t offset) {
     if (!to.defined()) return;
-    T* out = to.data<T>();
+    C* out = to.data<C>();
     for (int64_t b = 0; b < num_blocks; b++) {
-      const T* sums = partial_data + b * 2 * width + offset;
+      const C* sums = partial_data + b * 2 * width + offset;
 #pragma omp simd
       for (int64_t d = 0; d < width; d++) out[d] += sums[d];
     }
@@ -183,37 +219,42 @@ void norm_bwd(const NormBackward& args) {
   add_up(args.dbias, width);
 }
 
-void rms_norm_fwd_impl(const NormForward& args) {
-  dispatch_float(args.x.dtype(), "rms_norm", [&]<class T>() {
-    const ForwardArgs<T> a(args);
+/// Calls run<X, S, Y>() for the dtypes of x, the residual stream and y that norm.h allows.
+template <class Run>
+void with_types(DType x, DType stream, DType y, const Run& run) {
+  if (x == y) {
+    dispatch_storage(x, "norm", [&]<class T>() {
+      if (stream == x) return run.template operator()<T, T, T>();
+      if constexpr (std::is_same_v<T, BFloat16>) run.template operator()<BFloat16, float, BFloat16>();
+    });
+  } else {
+    run.template operator()<float, float, BFloat16>();
+  }
+}
+
+template <bool kLayer>
+void norm_fwd(const NormForward& args) {
+  const DType stream = args.residual.defined() ? args.residual.dtype() : args.x.dtype();
+  with_types(args.x.dtype(), stream, args.y.dtype(), [&]<class X, class S, class Y>() {
+    const ForwardArgs<X, S, Y> a(args);
     cpu::parallel_rows(args.x.num_rows(), a.width, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) rms_norm_row(a, r);
+      for (int64_t r = begin; r < end; r++) kLayer ? layer_norm_row(a, r) : rms_norm_row(a, r);
     });
   });
 }
 
-void layer_norm_fwd_impl(const NormForward& args) {
-  dispatch_float(args.x.dtype(), "layer_norm", [&]<class T>() {
-    const ForwardArgs<T> a(args);
-    cpu::parallel_rows(args.x.num_rows(), a.width, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) layer_norm_row(a, r);
-    });
-  });
-}
-
-void rms_norm_bwd_impl(const NormBackward& args) {
-  dispatch_float(args.x.dtype(), "rms_norm", [&]<class T>() { norm_bwd<false, T>(args); });
-}
-
-void layer_norm_bwd_impl(const NormBackward& args) {
-  dispatch_float(args.x.dtype(), "layer_norm", [&]<class T>() { norm_bwd<true, T>(args); });
+/// x of a backward is the stream.
+template <bool kLayer>
+void norm_bwd_any(const NormBackward& args) {
+  if (args.x.dtype() != args.dy.dtype()) return norm_bwd<kLayer, float, BFloat16>(args);
+  dispatch_storage(args.x.dtype(), "norm", [&]<class T>() { norm_bwd<kLayer, T, T>(args); });
 }
 
 const bool added[] = {
-    rms_norm_fwd.add(DeviceType::cpu, &rms_norm_fwd_impl, kIsaLevel),
-    rms_norm_bwd.add(DeviceType::cpu, &rms_norm_bwd_impl, kIsaLevel),
-    layer_norm_fwd.add(DeviceType::cpu, &layer_norm_fwd_impl, kIsaLevel),
-    layer_norm_bwd.add(DeviceType::cpu, &layer_norm_bwd_impl, kIsaLevel),
+    rms_norm_fwd.add(DeviceType::cpu, &norm_fwd<false>, kIsaLevel),
+    rms_norm_bwd.add(DeviceType::cpu, &norm_bwd_any<false>, kIsaLevel),
+    layer_norm_fwd.add(DeviceType::cpu, &norm_fwd<true>, kIsaLevel),
+    layer_norm_bwd.add(DeviceType::cpu, &norm_bwd_any<true>, kIsaLevel),
 };
 
 SHOAL_KERNELS_END

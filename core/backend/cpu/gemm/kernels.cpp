@@ -1,10 +1,9 @@
-// The gemm kernels of the CPU: checks shapes, converts bf16 operands to f32, cuts the product into parts and
+// The gemm kernels of the CPU: checks shapes, cuts the product into parts and
 // gives each part to the engine on one thread of the team.
 #include <algorithm>
 #include <vector>
 
 #include "core/backend/cpu/gemm/engine.h"
-#include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
 #include "core/ops/linear.h"
 
@@ -57,36 +56,10 @@ void run_products(const std::vector<GemmCall<T>>& products) {
                  [&list, &engine](int64_t i) { engine.run(list[static_cast<size_t>(i)]); });
 }
 
-/// The elements of `t` as T; bf16 is converted into `scratch`.
-template <class T>
-const T* operand(const Tensor& t, Scratch& scratch) {
-  if (t.dtype() == dtype_of<T>) return t.data<T>();
-  if constexpr (std::is_same_v<T, float>) {
-    const BFloat16* from = t.data<BFloat16>();
-    float* to = scratch.get<float>(t.numel());
-    parallel_for(t.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) to[i] = static_cast<float>(from[i]);
-    });
-    return to;
-  }
-  return t.data<T>();  // throws: the dtypes differ
-}
-
-/// Scratch for the two operands; one pair per thread that calls kernels.
-struct OperandScratch {
-  Scratch a, b;
-};
-OperandScratch& operand_scratch() {
-  static thread_local OperandScratch scratch;
-  return scratch;
-}
-
 void check_dtypes(const char* where, const Tensor& a, const Tensor& b, const Tensor& c) {
-  const bool narrow = c.dtype() == DType::f32 && (a.dtype() == DType::f32 || a.dtype() == DType::bf16) &&
-                      (b.dtype() == DType::f32 || b.dtype() == DType::bf16);
-  const bool wide = c.dtype() == DType::f64 && a.dtype() == DType::f64 && b.dtype() == DType::f64;
-  SHOAL_CHECK(narrow || wide, where, ": expected f32 or bf16 operands with an f32 result, or all f64; got ",
-              a.dtype(), " x ", b.dtype(), " -> ", c.dtype(), "; cast the operands");
+  SHOAL_CHECK(a.dtype() == c.dtype() && b.dtype() == c.dtype(), where,
+              ": expected operands and result of one dtype, got ", a.dtype(), " x ", b.dtype(), " -> ", c.dtype(),
+              "; cast the operands, or use the products of core/ops/bf16_linear.h");
 }
 
 void gemm_impl(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c) {
@@ -100,9 +73,9 @@ void gemm_impl(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c) {
               how.transpose_b ? "^T" : "", " -> ", c.shape());
   dispatch_float(c.dtype(), "gemm", [&]<class T>() {
     GemmCall<T> call{.m = m, .n = n, .k = k};
-    call.a = operand<T>(a, operand_scratch().a);
+    call.a = a.data<T>();
     call.lda = a.size(1);
-    call.b = operand<T>(b, operand_scratch().b);
+    call.b = b.data<T>();
     call.ldb = b.size(1);
     call.c = c.data<T>();
     call.ldc = n;
@@ -143,9 +116,9 @@ void grouped_rows_impl(Gemm how, const Tensor& a, const Tensor& b, const Tensor&
     static thread_local std::vector<GemmCall<T>> products;
     products.clear();
     GemmCall<T> call{.n = n, .k = k};
-    call.a = operand<T>(a, operand_scratch().a);
+    call.a = a.data<T>();
     call.lda = k;
-    call.b = operand<T>(b, operand_scratch().b);
+    call.b = b.data<T>();
     call.ldb = b.size(2);
     call.c = c.data<T>();
     call.ldc = n;
@@ -177,9 +150,9 @@ void grouped_reduce_impl(Gemm how, const Tensor& a, const Tensor& b, const Tenso
     static thread_local std::vector<GemmCall<T>> products;
     products.clear();
     GemmCall<T> call{.m = n, .n = k};
-    call.a = operand<T>(a, operand_scratch().a);
+    call.a = a.data<T>();
     call.lda = n;
-    call.b = operand<T>(b, operand_scratch().b);
+    call.b = b.data<T>();
     call.ldb = k;
     call.c = c.data<T>();
     call.ldc = k;

@@ -1,0 +1,44 @@
+// Matrix products in bf16: weights are kept as bf16 copies in the layout that a backend's products read best,
+// activations are bf16 rows as they are, sums run in f32. A product of two bf16 numbers is exact in f32, so a
+// result differs from exact arithmetic on the same operands only by the rounding of its f32 sums.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/autograd/function.h"
+#include "core/tensor/kernel.h"
+#include "core/tensor/tensor.h"
+
+namespace shoal {
+
+/// linear and grouped_linear (core/ops/linear.h) of bf16 rows. weight: f32 [N, K] or [G, N, K]; a leaf's
+/// copies are kept until its value changes (Leaf::packed_fresh), those of any other weight are made for this
+/// call. bias: f32, may be undefined. y is bf16, or f32 when `result` says so; weight and bias gradients are
+/// f32.
+Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int64_t> rows_per_group,
+                   const Tensor& bias, DType result);
+
+/// Fresh copies of a weight of shape [N, K] or [G, N, K]: the leaf's own (`forward` for y = x W^T, `backward`
+/// for dx = dy W; opaque to all but the backend that filled them).
+PackedWeight packed_weight(const Tensor& weight);
+
+/// bf16 elements of one copy of `groups` matrices with `outputs` rows and `inputs` columns.
+inline constinit Kernel<int64_t(int64_t groups, int64_t outputs, int64_t inputs)> packed_size("packed_size");
+
+/// Fills both copies from the f32 weight.
+inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to)> pack_weight("pack_weight");
+
+/// Rows of x are sorted by group; group g has rows[g] >= 0 of them. y[rows of g] = x[rows of g] * M[g]^T,
+/// where M are the packed matrices [G, outputs, inputs]. x_RI: bf16; y_RO: bf16 (rounded once) or f32; the
+/// sizes of the matrices are those of x and y.
+inline constinit Kernel<void(const Tensor& x, const Tensor& packed, const Tensor& y,
+                             std::span<const int64_t> rows)>
+    packed_gemm_rows("packed_gemm_rows");
+
+/// c_GNK[g] (+)= a_RN[rows of g]^T * b_RK[rows of g]: weight gradients. a, b: bf16; c: f32.
+inline constinit Kernel<void(bool accumulate, const Tensor& a, const Tensor& b, const Tensor& c,
+                             std::span<const int64_t> rows)>
+    bf16_gemm_reduce("bf16_gemm_reduce");
+
+}  // namespace shoal
