@@ -79,8 +79,8 @@ class NormFunction final : public Function {
     const bool lowers = y_dtype_ == DType::bf16 && stream == DType::f32;
     SHOAL_CHECK(!residual.defined() || (residual.shape() == x.shape() &&
                                         (stream == x.dtype() || (lowers && x.dtype() == DType::bf16))),
-                name(), ": expected a residual like x, ", x.dtype(), ' ', x.shape(),
-                " (or f32 with x of bf16), got ", residual.dtype(), ' ', residual.shape());
+                name(), ": expected a residual like x, ", x.dtype(), ' ', x.shape(), ", got ",
+                residual.dtype(), ' ', residual.shape());
     SHOAL_CHECK(y_dtype_ == stream || lowers, name(), ": expected y of ", stream, ", or bf16 from f32, got ",
                 y_dtype_);
   }

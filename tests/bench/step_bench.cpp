@@ -27,7 +27,8 @@ ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab) {
   return batch;
 }
 
-void run_steps(benchmark::State& state, const std::string& model, int64_t vocab, int64_t rows, int64_t seq) {
+void run_steps(benchmark::State& state, const std::string& model, int64_t vocab, int64_t rows, int64_t seq,
+               bool bf16) {
   ConfigErrors errors;
   EngineOptions options;
   options.model = Choice{"transformer", ModelRegistry::instance().make_options("transformer")};
@@ -37,6 +38,7 @@ void run_steps(benchmark::State& state, const std::string& model, int64_t vocab,
   errors.throw_if_any();
   options.optimizer = Choice{"adamw", nullptr};
   options.dispatcher = Choice{"local", nullptr};
+  options.bf16 = bf16;
   options.vocab_size = vocab;
   options.seq_len = seq;
   const Mesh mesh(make_single_communicator(), ParallelLayout{});
@@ -64,23 +66,29 @@ void run_steps(benchmark::State& state, const std::string& model, int64_t vocab,
       steps;
 }
 
-void quickstart(benchmark::State& state) {
+void quickstart(benchmark::State& state, bool bf16) {
   run_steps(state,
             "layers: 4, hidden_size: 192, heads: 6, kv_heads: 2, moe: {num_experts: 16, top_k: 4, hidden: "
             "128, shared_experts: 1, "
             "first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01}}",
-            4096, 4, 256);
+            4096, 4, 256, bf16);
 }
-BENCHMARK(quickstart)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(quickstart, f32, false)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(quickstart, bf16, true)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
 
-void reference_quarter_batch(benchmark::State& state) {
+void reference_quarter_batch(benchmark::State& state, bool bf16) {
   run_steps(state,
             "layers: 8, hidden_size: 512, heads: 8, kv_heads: 4, tie_embeddings: false, moe: {num_experts: "
             "16, top_k: 2, hidden: 704, "
             "shared_experts: 1}",
-            8192, 1, 512);
+            8192, 1, 512, bf16);
 }
-BENCHMARK(reference_quarter_batch)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(reference_quarter_batch, f32, false)
+    ->Unit(benchmark::kMillisecond)
+    ->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(reference_quarter_batch, bf16, true)
+    ->Unit(benchmark::kMillisecond)
+    ->MeasureProcessCPUTime();
 
 }  // namespace
 }  // namespace shoal

@@ -182,28 +182,6 @@ TEST(GemmEngines, AnUnknownNameIsAnErrorThatListsTheChoices) {
   }
 }
 
-Tensor bf16_copy(const Tensor& x) {
-  std::vector<BFloat16> values;
-  for (const float v : x.to_vector<float>()) values.emplace_back(v);
-  return Tensor::from(values, x.shape());
-}
-Tensor f32_copy(const Tensor& x) {
-  std::vector<float> values;
-  for (const BFloat16 v : x.to_vector<BFloat16>()) values.push_back(static_cast<float>(v));
-  return Tensor::from(values, x.shape());
-}
-
-TEST(GemmKernel, ConvertsBfloat16OperandsExactly) {
-  const Tensor a = bf16_copy(random_tensor({7, 33}, DType::f32, 1));
-  const Tensor b = bf16_copy(random_tensor({21, 33}, DType::f32, 2));
-  const Tensor c = Tensor::empty({7, 21}, DType::f32), expected = Tensor::empty({7, 21}, DType::f32);
-  gemm(Device{}, {.transpose_b = true}, a, b, c);
-  gemm(Device{}, {.transpose_b = true}, f32_copy(a), f32_copy(b), expected);
-  EXPECT_EQ(c.to_vector<float>(), expected.to_vector<float>());
-  gemm(Device{}, {.transpose_b = true}, f32_copy(a), b, c);
-  EXPECT_EQ(c.to_vector<float>(), expected.to_vector<float>());
-}
-
 TEST(GemmKernel, TwoThreadsGiveTheResultOfOne) {
   for (const auto& [m, n, k] : {std::tuple{700, 100, 130}, {60, 900, 200}, {1, 4000, 1100}}) {
     const Tensor a = random_tensor({m, k}, DType::f32, 3), b = random_tensor({n, k}, DType::f32, 4);
