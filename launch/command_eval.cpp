@@ -32,11 +32,11 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
 }
 
 const RunUse kEvalUse{"eval",
-                      {"run.threads", "run.device", "run.dtype", "model", "data", "parallel.dp",
+                      {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp",
                        "parallel.ep", "parallel.dispatcher", "eval.samples"}};
-const RunUse kGenerateUse{
-    "generate",
-    {"run.threads", "run.device", "run.dtype", "model", "parallel.dp", "parallel.ep", "parallel.dispatcher"}};
+const RunUse kGenerateUse{"generate",
+                          {"run.threads", "run.device", "run.precision", "model", "parallel.dp",
+                           "parallel.ep", "parallel.dispatcher"}};
 
 /// Losses on tokens of another tokenizer mean nothing: a config that asks for one is refused, and other text
 /// is encoded with the run's own, beside the data of the training, before anything is prepared.

@@ -93,7 +93,7 @@ void check_kernel_choice() {
   const char* wanted = std::getenv("SHOAL_CPU_ISA");
   const std::string chosen = cpu_isa_name(cpu_isa());
   if (wanted == nullptr || *wanted == '\0' || chosen == wanted) return;
-  throw UsageError(str("SHOAL_CPU_ISA: expected scalar | avx2 | avx512 and at most ", chosen,
+  throw UsageError(str("SHOAL_CPU_ISA: expected scalar | avx2 | avx512 | avx512_bf16 and at most ", chosen,
                        ", the best of this CPU, got '", wanted, "'; unset it"));
 }
 
@@ -218,7 +218,8 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   options.dispatcher = config.parallel.dispatcher;
   options.vocab_size = vocab_size;
   options.seq_len = config.data.seq_len;
-  options.dtype = config.run.dtype == "f64" ? DType::f64 : DType::f32;
+  options.dtype = config.run.dtype();
+  options.bf16 = config.run.bf16();
   out.engine = std::make_unique<TrainEngine>(options, *out.mesh);
   std::vector<StateTensor> weights = out.engine->state();
   std::erase_if(weights, [](const StateTensor& t) { return t.name.starts_with("optim/"); });

@@ -95,7 +95,7 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   out += format("layout     dp %d, ep %d, edp %d: %s of %s\n", l.dp, l.ep, l.edp,
                 plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
   out += format("precision  %s; weights, gradients and optimizer state: %s per rank\n",
-                config.run.dtype.c_str(), human_bytes(state).c_str());
+                config.run.precision.c_str(), human_bytes(state).c_str());
   out += format(
       "machine    %s kernels, GEMM peak %.3f TFLOP/s over all ranks (100 %% MFU):\n"
       "           at %s FLOP per token at most %s tokens/s\n",

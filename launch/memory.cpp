@@ -84,7 +84,9 @@ std::string MemoryEstimate::text() const {
 
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {
   const ModelFacts facts = config.model_options().facts(vocab_size, config.data.seq_len);
-  const double element = config.run.dtype == "f64" ? 8 : 4;
+  const auto element = static_cast<double>(dtype_size(config.run.dtype()));
+  // bf16 keeps two copies of every weight that is multiplied, and halves what flows between layers.
+  const double copies = config.run.bf16() ? 4 : 0;
   const auto experts = static_cast<double>(facts.params_expert);
   const double params =
       static_cast<double>(facts.params_total) - experts + experts / static_cast<double>(layout.ep);
@@ -92,9 +94,10 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const double tokens =
       static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(config.data.seq_len);
   MemoryEstimate out;
-  out.weights = out.gradients = params * element;
+  out.gradients = params * element;
+  out.weights = params * (element + copies);
   out.optimizer = params * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
-  out.activations = tokens * facts.values_per_token * element;
+  out.activations = tokens * facts.values_per_token * (config.run.bf16() ? 2 : element);
   return out;
 }
 

@@ -27,7 +27,11 @@ void RunOptions::fields(FieldVisitor& v) {
     one_of({"auto", "required", "never"}));
   v("threads", threads, "threads per rank; auto: cores of this host / ranks on it", in_range(1, 1024));
   v("device", device, "where tensors live", one_of({"cpu", "cuda"}));
-  v("dtype", dtype, "of parameters and activations; f64 is for exact comparisons", one_of({"f32", "f64"}));
+  v("precision", precision,
+    "f32; bf16: bf16 activations and matrix products, f32 weights, sums, statistics and optimizer; f64: for "
+    "exact "
+    "comparisons",
+    one_of({"f32", "bf16", "f64"}));
   v("allow_config_change", allow_config_change,
     "resume although settings that change the result differ from the checkpoint's");
 }

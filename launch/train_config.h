@@ -23,8 +23,10 @@ struct RunOptions {
   int64_t steps = 1000, seed = 1, log_every = 10;
   std::string resume = "auto";
   AutoInt threads;
-  std::string device = "cpu", dtype = "f32";
+  std::string device = "cpu", precision = "f32";
   bool allow_config_change = false;
+  DType dtype() const { return precision == "f64" ? DType::f64 : DType::f32; }  // of parameters
+  bool bf16() const { return precision == "bf16"; }
   void fields(FieldVisitor& v);
 };
 

@@ -12,6 +12,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "core/ops/bf16_linear.h"
 #include "core/ops/linear.h"
 #include "launch/checkpoint_agreement.h"
 #include "launch/console.h"
@@ -29,22 +30,26 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-DType dtype_from(const std::string& name) {
-  return name == "f64" ? DType::f64 : DType::f32;
-}
-
 }  // namespace
 
 double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
   const int64_t n = 512;
-  const Tensor a = Tensor::zeros({n, n}, dtype, device), b = Tensor::zeros({n, n}, dtype, device);
-  const Tensor c = Tensor::zeros({n, n}, dtype, device);
+  const bool bf16 = dtype == DType::bf16;
+  const Tensor a = Tensor::zeros({n, n}, dtype, device), c = Tensor::zeros({n, n}, dtype, device);
+  const Tensor b = Tensor::zeros({n, n}, stats_dtype(dtype), device);
+  const PackedWeight copies = bf16 ? packed_weight(b) : PackedWeight{};
   world.barrier();
   double best = 0;
   const double start = now_seconds();
   while (now_seconds() - start < 0.25) {
     const double before = now_seconds();
-    for (int i = 0; i < 4; i++) gemm(device, Gemm{false, true, false}, a, b, c);
+    for (int i = 0; i < 4; i++) {
+      if (bf16) {
+        packed_gemm_rows(device, a, copies.forward, c, {&n, 1});
+      } else {
+        gemm(device, Gemm{false, true, false}, a, b, c);
+      }
+    }
     device_runtime(device.type).synchronize();
     best = std::max(best, 4 * 2.0 * static_cast<double>(n * n * n) / (now_seconds() - before));
   }
@@ -107,7 +112,8 @@ void Trainer::build() {
   options.seed = static_cast<uint64_t>(config_.run.seed);
   options.clip_norm = config_.optim.clip_norm;
   options.bucket_mb = config_.parallel.bucket_mb;
-  options.dtype = dtype_from(config_.run.dtype);
+  options.dtype = config_.run.dtype();
+  options.bf16 = config_.run.bf16();
   options.device = device_;
   engine_ = std::make_unique<TrainEngine>(options, *mesh_);
   schedule_ = ScheduleRegistry::make(config_.optim.schedule,
@@ -384,8 +390,8 @@ TrainEnd Trainer::run() {
     }
     return TrainEnd::already_done;
   }
-  peak_flops_ = measured_peak_flops_ =
-      world_->sum(measure_gemm_flops(device_, dtype_from(config_.run.dtype), *world_));
+  peak_flops_ = measured_peak_flops_ = world_->sum(
+      measure_gemm_flops(device_, config_.run.bf16() ? DType::bf16 : config_.run.dtype(), *world_));
   if (world_->rank() == 0) {
     std::filesystem::create_directories(config_.run_folder());
     for (const char* name : {"/metrics.jsonl", "/config.yaml", "/tokenizer.json", "/run-id"})

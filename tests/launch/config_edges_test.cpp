@@ -51,7 +51,7 @@ bool trains(const TrainConfig& config) {
   options.seed = static_cast<uint64_t>(config.run.seed);
   options.clip_norm = config.optim.clip_norm;
   options.bucket_mb = config.parallel.bucket_mb;
-  options.dtype = config.run.dtype == "f64" ? DType::f64 : DType::f32;
+  options.dtype = config.run.precision == "f64" ? DType::f64 : DType::f32;
   TrainEngine engine(options, mesh);
   const auto schedule = ScheduleRegistry::make(config.optim.schedule,
                                                ScheduleContext{config.optim.learning_rate, config.run.steps});
@@ -74,7 +74,7 @@ TEST(ConfigEdges, EveryKindWordSwitchAndLimitOfTheModelAndTheOptimizerCanBeTrain
   for (const SchemaKey& key : every_key()) {
     const bool used = key.path.starts_with("model.") || key.path.starts_with("optim.") ||
                       key.path == "parallel.bucket_mb" || key.path == "parallel.dispatcher" ||
-                      key.path == "run.dtype" || key.path == "run.seed";
+                      key.path == "run.precision" || key.path == "run.seed";
     if (!used || key.info.type == FieldType::section) continue;
     for (const std::string& edge : edges_of(key.info)) {
       YamlTree tree = key.tree();

@@ -28,7 +28,7 @@ double measured_bytes(const TrainConfig& config) {
   options.dispatcher = config.parallel.dispatcher;
   options.vocab_size = kVocab;
   options.seq_len = config.data.seq_len;
-  options.dtype = config.run.dtype == "f64" ? DType::f64 : DType::f32;
+  options.dtype = config.run.precision == "f64" ? DType::f64 : DType::f32;
   TrainEngine engine(options, mesh);
   std::vector<std::vector<int32_t>> rows(static_cast<size_t>(config.data.global_batch));
   for (size_t r = 0; r < rows.size(); r++) {
@@ -55,7 +55,7 @@ TEST(MemoryEstimate, IsCloseToWhatAStepTakes) {
         "model: {layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64,\n"
         "        shared_experts: 1, first_dense: 1}}",
         "model: {layers: 2, hidden_size: 32, heads: 4, moe: {num_experts: 32, top_k: 1, hidden: 256}}\n"
-        "run: {dtype: f64}\noptim: {optimizer: lion}",
+        "run: {precision: f64}\noptim: {optimizer: lion}",
         "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 4, top_k: 3, hidden: 96}}\n"
         "optim: {optimizer: sgd}"}) {
     const TrainConfig config = config_of(settings);

@@ -30,12 +30,12 @@ TEST(Trainer, RS_03_RS_13_ResumedRunIsBitEqualToTheUninterruptedOneLogRowsInclud
 
 TEST(Trainer, RE_01_ResumesUnderAnyLayoutWithTheSameResult) {
   TinyRun run;
-  const RunOutcome whole = run.train(2, {"run.dtype=f64", "parallel.ep=1"});
+  const RunOutcome whole = run.train(2, {"run.precision=f64", "parallel.ep=1"});
   run.forget(9);
   run.forget(6);
-  run.train(2, {"run.dtype=f64", "parallel.ep=2"});  // steps 4..9 with expert parallelism
+  run.train(2, {"run.precision=f64", "parallel.ep=2"});  // steps 4..9 with expert parallelism
   run.forget(9);
-  const RunOutcome last = run.train(1, {"run.dtype=f64", "parallel.ep=1"});  // steps 7..9 alone
+  const RunOutcome last = run.train(1, {"run.precision=f64", "parallel.ep=1"});  // steps 7..9 alone
   ASSERT_EQ(whole.state.size(), last.state.size());
   for (const auto& [name, values] : whole.state) {
     double largest = 0;
@@ -135,11 +135,11 @@ TEST(Trainer, EMP_07_EvaluationWithUnevenSampleCountsFinishesAndEqualsOneRank) {
   TinyRun run;
   auto eval_loss = [](const RunOutcome& o) { return o.rows.back()["loss"].get<double>(); };
   const double alone =
-      eval_loss(run.train(1, {"run.name=a", "run.dtype=f64", "run.steps=2", "eval.samples=5"}));
-  const double two = eval_loss(run.train(2, {"run.name=b", "run.dtype=f64", "run.steps=2", "eval.samples=5",
+      eval_loss(run.train(1, {"run.name=a", "run.precision=f64", "run.steps=2", "eval.samples=5"}));
+  const double two = eval_loss(run.train(2, {"run.name=b", "run.precision=f64", "run.steps=2", "eval.samples=5",
                                              "parallel.ep=2", "data.micro_batch=2"}));
   const double four = eval_loss(
-      run.train(4, {"run.name=c", "run.dtype=f64", "run.steps=2", "eval.samples=5", "parallel.ep=4"}));
+      run.train(4, {"run.name=c", "run.precision=f64", "run.steps=2", "eval.samples=5", "parallel.ep=4"}));
   EXPECT_NEAR(alone, two, 1e-9);
   EXPECT_NEAR(alone, four, 1e-9);
 }
