@@ -216,8 +216,8 @@ declare -A tsan_filters=(
 
 isa_stage() { # Values must not depend on the instruction set beyond rounding.
   local isa
-  for isa in scalar avx2; do
-    if [[ $isa == scalar ]] || has_cpu_flag "$isa"; then
+  for isa in scalar avx2 avx512; do
+    if [[ $isa == scalar ]] || has_cpu_flag "${isa/%avx512/avx512bw}"; then
       run_all build "[$isa]" no_filters "-R ^ops$" SHOAL_CPU_ISA=$isa
     else
       echo "  not run: ops[$isa], this CPU has no $isa"

@@ -33,7 +33,7 @@ std::string squeezed(const std::string& line) {
 std::string shape(const std::string& line) {
   static const std::regex kNumber(R"((^|[^A-Za-z0-9_.])[-+]?(\d+(\.\d+)?(e[-+]?\d+)?|nan|inf))");
   static const std::regex kUnit("# (K|M|G|T|B|KiB|MiB|GiB|min|s|h)(?![A-Za-z/])");
-  static const std::regex kRun("#( #)+"), kIsa("avx512|avx2|scalar"), kStep("step-[0-9]+");
+  static const std::regex kRun("#( #)+"), kIsa("avx512_bf16|avx512|avx2|scalar"), kStep("step-[0-9]+");
   std::string out = std::regex_replace(line, kStep, "step-#");
   out = std::regex_replace(out, kIsa, "ISA");
   out = std::regex_replace(out, kNumber, "$1#");

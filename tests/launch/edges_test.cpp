@@ -163,7 +163,7 @@ void expect_same_as_one_rank(const Settings& settings,
   auto state_of = [&](int ranks, const std::string& ep) {
     TinyRun run;
     Settings all = settings;
-    all.insert(all.end(), {"run.dtype=f64", "run.steps=2", "checkpoint.every=0", "eval.samples=3",
+    all.insert(all.end(), {"run.precision=f64", "run.steps=2", "checkpoint.every=0", "eval.samples=3",
                            "optim={learning_rate: 0.1, optimizer: sgd}", "parallel.ep=" + ep});
     return run.train(ranks, all);
   };
@@ -221,7 +221,7 @@ TEST(Edges, ARankWithoutAnyLabelChangesNothing) {
         ranks, {str("data.text=[", (run.folder / "mixed.jsonl").string(), "]"), "data.documents=jsonl",
                 "data.tokenizer=char", "data.loader={mask_documents: true, sampling: sequential}",
                 "data.split.val_fraction=0", "data.global_batch=4", str("run.name=ranks", ranks),
-                "run.dtype=f64", "optim={learning_rate: 0.1, optimizer: sgd}", "checkpoint.every=0"}));
+                "run.precision=f64", "optim={learning_rate: 0.1, optimizer: sgd}", "checkpoint.every=0"}));
     EXPECT_EQ(outcomes.back().end, TrainEnd::done);
   }
   const int skipped = outcomes[0].rows.back()["skipped"];
@@ -342,7 +342,7 @@ const std::map<std::string, std::pair<std::string, Resume>>& other_values() {
       {"run.resume", {"required", may}},
       {"run.threads", {"2", may}},
       {"run.device", {"cuda", may}},
-      {"run.dtype", {"f64", no}},
+      {"run.precision", {"f64", no}},
       {"run.allow_config_change", {"true", may}},
       {"model.layers", {"3", no}},
       {"model.vocab_size", {"300", no}},

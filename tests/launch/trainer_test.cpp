@@ -15,15 +15,16 @@ TEST(Trainer, LossFallsOnLearnableText) {
 }
 
 TEST(Trainer, RS_03_RS_13_ResumedRunIsBitEqualToTheUninterruptedOneLogRowsIncluded) {
-  for (const int ranks : {1, 2}) {
+  for (const auto& [ranks, precision] : {std::pair{1, "f32"}, {2, "f32"}, {2, "bf16"}}) {
+    const std::vector<std::string> settings = {"parallel.ep=auto", str("run.precision=", precision)};
     TinyRun run;
-    const RunOutcome whole = run.train(ranks, {"parallel.ep=auto"});
+    const RunOutcome whole = run.train(ranks, settings);
     run.forget(9);
     run.forget(6);
-    const RunOutcome resumed = run.train(ranks, {"parallel.ep=auto"});
+    const RunOutcome resumed = run.train(ranks, settings);
     EXPECT_EQ(resumed.end, TrainEnd::done);
-    EXPECT_EQ(whole.state, resumed.state) << ranks << " ranks";
-    EXPECT_EQ(whole.rows, resumed.rows) << ranks << " ranks";
+    EXPECT_EQ(whole.state, resumed.state) << ranks << " ranks, " << precision;
+    EXPECT_EQ(whole.rows, resumed.rows) << ranks << " ranks, " << precision;
     EXPECT_EQ(whole.rows.size(), 10U);  // 9 steps and one evaluation
   }
 }
@@ -109,8 +110,8 @@ TEST(Trainer, LR_03_ScheduleAndCountersAdvancePerStepNotPerMicroBatch) {
 
 TEST(Trainer, BI_01_BiasMovesOncePerStepWhateverTheAccumulation) {
   TinyRun parts, whole;
-  const RunOutcome a = parts.train(1, {"run.steps=4", "run.dtype=f64", "data.micro_batch=2"});
-  const RunOutcome b = whole.train(1, {"run.steps=4", "run.dtype=f64"});
+  const RunOutcome a = parts.train(1, {"run.steps=4", "run.precision=f64", "data.micro_batch=2"});
+  const RunOutcome b = whole.train(1, {"run.steps=4", "run.precision=f64"});
   const char* name = "buffer/layers.1.moe.router.bias";
   EXPECT_EQ(a.state.at(name), b.state.at(name));
   for (size_t i = 0; i < 4; i++) {
@@ -136,8 +137,8 @@ TEST(Trainer, EMP_07_EvaluationWithUnevenSampleCountsFinishesAndEqualsOneRank) {
   auto eval_loss = [](const RunOutcome& o) { return o.rows.back()["loss"].get<double>(); };
   const double alone =
       eval_loss(run.train(1, {"run.name=a", "run.precision=f64", "run.steps=2", "eval.samples=5"}));
-  const double two = eval_loss(run.train(2, {"run.name=b", "run.precision=f64", "run.steps=2", "eval.samples=5",
-                                             "parallel.ep=2", "data.micro_batch=2"}));
+  const double two = eval_loss(run.train(2, {"run.name=b", "run.precision=f64", "run.steps=2",
+                                             "eval.samples=5", "parallel.ep=2", "data.micro_batch=2"}));
   const double four = eval_loss(
       run.train(4, {"run.name=c", "run.precision=f64", "run.steps=2", "eval.samples=5", "parallel.ep=4"}));
   EXPECT_NEAR(alone, two, 1e-9);

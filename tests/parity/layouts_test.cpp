@@ -77,6 +77,9 @@ std::vector<Table> tables() {
         all.push_back({balance, capacity, dtype});
     }
   }
+  for (const auto& [balance, capacity] :
+       {std::pair{"bias", "off"}, {"sequence", "probability"}, {"global", "position"}, {"none", "off"}})
+    all.push_back({balance, capacity, DType::bf16});
   return all;
 }
 

@@ -22,7 +22,7 @@ struct ParityCase {
   std::string balance = "none";  // none | sequence | global | micro_batch | z_loss | bias
   std::string capacity = "off";  // off | position | probability
   std::string recompute = "none";
-  DType dtype = DType::f64;
+  DType dtype = DType::f64;  // bf16: mixed precision on f32 parameters
   bool empty_ranks = false;  // rank 0 holds the whole batch
   std::string model;         // extra model settings, YAML flow map entries
 
@@ -143,7 +143,8 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   options.seed = 3;
   options.clip_norm = 0.5;
   options.bucket_mb = 0.002;  // several buckets even for a tiny model
-  options.dtype = c.dtype;
+  options.bf16 = c.dtype == DType::bf16;
+  options.dtype = options.bf16 ? DType::f32 : c.dtype;
   TrainEngine engine(options, mesh);
 
   ParityResult result;

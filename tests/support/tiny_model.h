@@ -28,7 +28,8 @@ struct TinyModel {
             uint64_t seed = 5)
       : mesh(make_single_communicator(), ParallelLayout{}), options(transformer_options(settings)) {
     ModelContext context;
-    context.build.dtype = dtype;
+    context.build.bf16 = dtype == DType::bf16;  // mixed precision
+    context.build.dtype = dtype == DType::bf16 ? DType::f32 : dtype;
     context.build.seed = seed;
     context.mesh = &mesh;
     context.dispatcher = &dispatcher;

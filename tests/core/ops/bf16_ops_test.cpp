@@ -131,15 +131,15 @@ TEST(Bf16Ops, ANormWithoutGradientOfItsOutputPassesTheSumsOn) {
   EXPECT_EQ(to_doubles(out.grads[1]), to_doubles(bf16_tensor({2, 8}, 4)));
 }
 
-TEST(Bf16Ops, RopeTurnsBf16ByAnF32Table) {
+// bf16 cannot hold the position 257.
+TEST(Bf16Ops, RP_05_RopeTurnsBf16ByAnF32TableOfExactAngles) {
   const AttentionSpec spec = testing::make_spec(1, 9, 4, 2, 10);
   const RopeSpec rope_spec{RopeForm::half, 6, 10000};
-  std::vector<int32_t> positions;
-  for (int32_t t = 0; t < 9; t++) positions.push_back(3 * t);
+  const std::vector<int32_t> positions = {0, 1, 3, 24, 256, 257, 300, 9999, 10001};
   const auto op = [&](const auto& in) {
     const DType stats = stats_dtype(in[0].dtype());
-    return std::vector{rope(scale(in[0], 1), spec, rope_spec, rope_table(rope_spec, 10, 30, stats, Device{}),
-                            Tensor::from(positions, {9}))};
+    return std::vector{rope(scale(in[0], 1), spec, rope_spec,
+                            rope_table(rope_spec, 10, 10002, stats, Device{}), Tensor::from(positions, {9}))};
   };
   compare(op, {bf16_tensor(testing::packed_shape(spec), 1)}, {bf16_tensor(testing::packed_shape(spec), 2)},
           {1.1 * kUlp, 1e-6}, {1.1 * kUlp, 1e-6});

@@ -307,7 +307,7 @@ TEST(CommandLine, OddNumbersOfRanksTrainToTheSameLossUnderMpirun) {
   const auto loss_of = [](int ranks, const char* ep) {
     const ShoalFolder folder;
     const Ended ended =
-        folder.shoal(ranks, {"train", "tiny.yaml", "run.steps=2", "run.dtype=f64", "data.global_batch=105",
+        folder.shoal(ranks, {"train", "tiny.yaml", "run.steps=2", "run.precision=f64", "data.global_batch=105",
                              "data.seq_len=2", "model.moe.num_experts=105", "model.moe.hidden=2",
                              str("parallel.ep=", ep)});
     EXPECT_EQ(ended.code, 0) << ended.all();

@@ -58,8 +58,8 @@ void run_products(const std::vector<GemmCall<T>>& products) {
 
 void check_dtypes(const char* where, const Tensor& a, const Tensor& b, const Tensor& c) {
   SHOAL_CHECK(a.dtype() == c.dtype() && b.dtype() == c.dtype(), where,
-              ": expected operands and result of one dtype, got ", a.dtype(), " x ", b.dtype(), " -> ", c.dtype(),
-              "; cast the operands, or use the products of core/ops/bf16_linear.h");
+              ": expected operands and result of one dtype, got ", a.dtype(), " x ", b.dtype(), " -> ",
+              c.dtype(), "; cast the operands, or use the products of core/ops/bf16_linear.h");
 }
 
 void gemm_impl(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c) {
