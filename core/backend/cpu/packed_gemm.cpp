@@ -1,5 +1,9 @@
-// The packed GEMM engine: blocks of A and B are copied into panels that the register tile reads
-// contiguously (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+// The tiled GEMM engine. The larger operand is read where it lies, whichever way it is stored:
+//   B stored [k, n]:  a tile holds rows of C; A gives single elements, rows of B give vectors.
+//   B stored [n, k]:  a tile holds columns of C: B gives single elements and A the vectors, for which blocks of
+//                     A are turned into panels (Goto and van de Geijn, "Anatomy of high-performance matrix
+//                     multiplication", 2008) unless A is stored [k, m]. B is a weight here and A its few rows of
+//                     activations: packing the weight instead would cost as much as multiplying by it.
 // An element of C is summed in ascending k with a carry to memory every kBlockK, whatever m and n are: how a
 // product is cut into rows and columns never changes its bits.
 #include <algorithm>
@@ -13,62 +17,159 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/gemm_tile.inc"
 
-constexpr int64_t kBlockK = 256;   // a panel of B (kBlockK x 48 floats) lives in L1
-constexpr int64_t kBlockM = 240;   // a block of A (240 KiB in f32) lives in L2
-constexpr int64_t kBlockN = 2016;  // a block of B lives in L3
+constexpr int64_t kBlockK = 512;    // a panel of kBlockK x kTileVectors vectors stays in L2
+constexpr int64_t kBlockRows = 192;  // rows of A turned at a time (384 KiB of f32); a multiple of every panel
 
 template <class T>
-constexpr int kPanel = kTileVectors* kLanes<T>;  // columns of one packed panel of B
+constexpr int kPanel = kTileVectors* kLanes<T>;  // columns of one panel
 
-/// One register tile on packed panels; columns < V * lanes only at the right edge.
+/// A product of single elements x(i, k) = x[i * row_stride + k * k_stride] and vectors of w, whose row k is
+/// w + k * ldw: sum(i, j) over k < k_count, for j < columns.
+template <class T>
+struct Panel {
+  int64_t k_count;
+  const T* x;
+  int64_t row_stride, k_stride;
+  const T* w;
+  int64_t ldw;
+  int columns;
+  bool accumulate;
+};
+
+/// Result element (i, j) goes to c[i * ldc + j].
 template <class T, int R, int V>
-[[gnu::noinline]] void packed_tile(int64_t k_count, const T* a, const T* b, T* c, int64_t ldc, int columns,
-                                   bool accumulate) {
-  if (columns == V * kLanes<T>) {
-    tile_product<T, R, V>(k_count, a, 1, kTileRows, b, kPanel<T>, c, ldc, accumulate);
+[[gnu::noinline]] void straight_tile(const Panel<T>& p, int64_t i, T* c, int64_t ldc) {
+  const T* x = p.x + i * p.row_stride;
+  if (p.columns == V * kLanes<T>) {
+    tile_product<T, R, V>(p.k_count, x, p.row_stride, p.k_stride, p.w, p.ldw, c, ldc, p.accumulate);
     return;
   }
   T edge[R * V * kLanes<T>];
-  tile_product<T, R, V>(k_count, a, 1, kTileRows, b, kPanel<T>, edge, V * kLanes<T>, false);
+  tile_product<T, R, V>(p.k_count, x, p.row_stride, p.k_stride, p.w, p.ldw, edge, V * kLanes<T>, false);
   for (int r = 0; r < R; r++) {
-    for (int n = 0; n < columns; n++) {
+    for (int n = 0; n < p.columns; n++) {
       const T value = edge[r * V * kLanes<T> + n];
-      c[r * ldc + n] = accumulate ? c[r * ldc + n] + value : value;
+      c[r * ldc + n] = p.accumulate ? c[r * ldc + n] + value : value;
     }
   }
 }
 
-/// All rows of one packed block of A against one panel of B.
-template <class T, int V>
-void panel_product(int64_t rows, int64_t k_count, const T* a, const T* b, T* c, int64_t ldc, int columns,
-                   bool accumulate) {
-  int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
-    packed_tile<T, kTileRows, V>(k_count, a + r * k_count, b, c + r * ldc, ldc, columns, accumulate);
+/// Result element (i, j) goes to c[j * ldc + i]: R is a power of two, so that interleaving turns the tile.
+template <class T, int R, int V>
+[[gnu::noinline]] void turned_tile(const Panel<T>& p, int64_t i, T* c, int64_t ldc) {
+  constexpr int kL = kLanes<T>;
+  T tile[R * V * kL];
+  tile_product<T, R, V>(p.k_count, p.x + i * p.row_stride, p.row_stride, p.k_stride, p.w, p.ldw, tile, V * kL, false);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    Vector<T> square[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) square[r] = load(tile + (r * V + v) * kL);
+    rotate_rows<T, R>(square);
+    const int count = std::min(kL, p.columns - v * kL);
+    const T* from = reinterpret_cast<const T*>(square);
+    for (int j = 0; j < count; j++, from += R) {
+      T* to = c + (v * kL + j) * ldc;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) to[r] = p.accumulate ? to[r] + from[r] : from[r];
+    }
   }
-  const T* rest = a + r * k_count;  // the last panel is padded to kTileRows
-  c += r * ldc;
-  int done = 0;
-  const auto part = [&]<int R>() {
-    if (rows - r - done < R) return;
-    packed_tile<T, R, V>(k_count, rest + done, b, c + done * ldc, ldc, columns, accumulate);
-    done += R;
-  };
-  if constexpr (kTileRows > 4) part.template operator()<4>();
-  part.template operator()<2>();
-  part.template operator()<1>();
 }
 
-template <class T>
-void panel_product_any(int64_t rows, int64_t k_count, const T* a, const T* b, T* c, int64_t ldc, int columns,
-                       bool accumulate) {
-  const int vectors = (columns + kLanes<T> - 1) / kLanes<T>;
+template <class T, int V, bool Turned>
+void panel_rows(const Panel<T>& p, int64_t rows, T* c, int64_t ldc) {
+  int64_t i = 0;
+  const auto tiles = [&]<int R>() {
+    for (; rows - i >= R; i += R) {
+      if constexpr (Turned) {
+        turned_tile<T, R, V>(p, i, c + i, ldc);
+      } else {
+        straight_tile<T, R, V>(p, i, c + i * ldc, ldc);
+      }
+    }
+  };
+  tiles.template operator()<kTileRows>();
+  if constexpr (kTileRows > 4) tiles.template operator()<4>();
+  tiles.template operator()<2>();
+  tiles.template operator()<1>();
+}
+
+template <class T, bool Turned>
+void panel_product(const Panel<T>& p, int64_t rows, T* c, int64_t ldc) {
+  const int vectors = (p.columns + kLanes<T> - 1) / kLanes<T>;
   if (vectors == 1) {
-    panel_product<T, 1>(rows, k_count, a, b, c, ldc, columns, accumulate);
+    panel_rows<T, 1, Turned>(p, rows, c, ldc);
   } else if (vectors == 2) {
-    panel_product<T, 2>(rows, k_count, a, b, c, ldc, columns, accumulate);
+    panel_rows<T, 2, Turned>(p, rows, c, ldc);
   } else {
-    panel_product<T, kTileVectors>(rows, k_count, a, b, c, ldc, columns, accumulate);
+    panel_rows<T, kTileVectors, Turned>(p, rows, c, ldc);
+  }
+}
+
+/// The columns [j, j + columns) of `w` as whole vectors: in place, or, at an edge, copied to `copy` with zeros
+/// behind, because a vector may not reach beyond the matrix.
+template <class T>
+void set_vectors(Panel<T>& p, const T* w, int64_t ldw, int columns, T* copy) {
+  p.columns = columns;
+  p.w = w;
+  p.ldw = ldw;
+  if (columns % kLanes<T> == 0) return;
+  pack_straight<T, kPanel<T>>(copy, w, ldw, columns, p.k_count);
+  p.w = copy;
+  p.ldw = kPanel<T>;
+}
+
+/// B stored [k, n].
+template <class T>
+void straight_product(const cpu::GemmCall<T>& call) {
+  static thread_local cpu::Scratch scratch;
+  T* copy = scratch.get<T>(kPanel<T> * std::min(kBlockK, call.k));
+  for (int64_t k0 = 0; k0 < call.k; k0 += kBlockK) {
+    Panel<T> p{};
+    p.k_count = std::min(kBlockK, call.k - k0);
+    p.x = call.transpose_a ? call.a + k0 * call.lda : call.a + k0;
+    p.row_stride = call.transpose_a ? 1 : call.lda;
+    p.k_stride = call.transpose_a ? call.lda : 1;
+    p.accumulate = call.accumulate || k0 > 0;
+    for (int64_t n = 0; n < call.n; n += kPanel<T>) {
+      const int columns = static_cast<int>(std::min<int64_t>(kPanel<T>, call.n - n));
+      set_vectors(p, call.b + k0 * call.ldb + n, call.ldb, columns, copy);
+      panel_product<T, false>(p, call.m, call.c + n, call.ldc);
+    }
+  }
+}
+
+/// B stored [n, k].
+template <class T>
+void turned_product(const cpu::GemmCall<T>& call) {
+  constexpr int kNr = kPanel<T>;
+  static thread_local cpu::Scratch scratch;
+  const int64_t block = std::min(kBlockRows, (call.m + kNr - 1) / kNr * kNr);
+  T* panels = scratch.get<T>(block * std::min(kBlockK, call.k));
+  for (int64_t k0 = 0; k0 < call.k; k0 += kBlockK) {
+    Panel<T> p{};
+    p.k_count = std::min(kBlockK, call.k - k0);
+    p.k_stride = 1;
+    p.row_stride = call.ldb;
+    p.accumulate = call.accumulate || k0 > 0;
+    for (int64_t m0 = 0; m0 < call.m; m0 += kBlockRows) {
+      const int64_t rows = std::min(kBlockRows, call.m - m0);
+      if (!call.transpose_a) pack_transposed<T, kNr>(panels, call.a + m0 * call.lda + k0, call.lda, rows, p.k_count);
+      for (int64_t n = 0; n < call.n; n += kTileRows) {
+        p.x = call.b + n * call.ldb + k0;
+        for (int64_t m = 0; m < rows; m += kNr) {
+          const int columns = static_cast<int>(std::min<int64_t>(kNr, rows - m));
+          if (call.transpose_a) {
+            set_vectors(p, call.a + k0 * call.lda + m0 + m, call.lda, columns, panels);
+          } else {
+            p.columns = columns;
+            p.w = panels + m * p.k_count;
+            p.ldw = kNr;
+          }
+          panel_product<T, true>(p, std::min<int64_t>(kTileRows, call.n - n), call.c + (m0 + m) * call.ldc + n, call.ldc);
+        }
+      }
+    }
   }
 }
 
@@ -78,42 +179,10 @@ void packed_gemm_impl(const cpu::GemmCall<T>& call) {
     for (int64_t m = 0; m < call.m; m++) std::fill_n(call.c + m * call.ldc, call.n, T{0});
   }
   if (call.m == 0 || call.n == 0 || call.k == 0) return;
-  constexpr int kNr = kPanel<T>;
-  const auto round_up = [](int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; };
-  const int64_t k_max = std::min(kBlockK, call.k);
-  static thread_local cpu::Scratch scratch;
-  const int64_t a_size = round_up(std::min(kBlockM, call.m), kTileRows) * k_max;
-  T* packed_a = scratch.get<T>(round_up(a_size, 64) + round_up(std::min(kBlockN, call.n), kNr) * k_max);
-  T* packed_b = packed_a + round_up(a_size, 64);
-
-  for (int64_t n0 = 0; n0 < call.n; n0 += kBlockN) {
-    const int64_t n_count = std::min(kBlockN, call.n - n0);
-    for (int64_t k0 = 0; k0 < call.k; k0 += kBlockK) {
-      const int64_t k_count = std::min(kBlockK, call.k - k0);
-      const bool accumulate = call.accumulate || k0 > 0;
-      const T* b_block = call.transpose_b ? call.b + n0 * call.ldb + k0 : call.b + k0 * call.ldb + n0;
-      for (int64_t m0 = 0; m0 < call.m; m0 += kBlockM) {
-        const int64_t m_count = std::min(kBlockM, call.m - m0);
-        if (call.transpose_a) {
-          pack_straight<T, kTileRows>(packed_a, call.a + k0 * call.lda + m0, call.lda, m_count, k_count);
-        } else {
-          pack_transposed<T, kTileRows>(packed_a, call.a + m0 * call.lda + k0, call.lda, m_count, k_count);
-        }
-        for (int64_t n = 0; n < n_count; n += kNr) {
-          const int columns = static_cast<int>(std::min<int64_t>(kNr, n_count - n));
-          T* panel = packed_b + n * k_count;
-          if (m0 > 0) {
-            // Packed by the first block of rows.
-          } else if (call.transpose_b) {
-            pack_transposed<T, kNr>(panel, b_block + n * call.ldb, call.ldb, columns, k_count);
-          } else {
-            pack_straight<T, kNr>(panel, b_block + n, call.ldb, columns, k_count);
-          }
-          panel_product_any<T>(m_count, k_count, packed_a, panel, call.c + m0 * call.ldc + n0 + n, call.ldc,
-                               columns, accumulate);
-        }
-      }
-    }
+  if (call.transpose_b) {
+    turned_product(call);
+  } else {
+    straight_product(call);
   }
 }
 
