@@ -1,5 +1,5 @@
 // Speed of the GEMM engines: dense products and per-expert products of a training step. Prints GF/s.
-//   gemm_bench --benchmark_filter=packed
+//   gemm_bench --benchmark_filter=tiled
 #include <benchmark/benchmark.h>
 
 #include <string>

@@ -105,10 +105,10 @@ TEST(GemmEngines, AgreeWithTheTripleLoopOnRandomOddShapesAndAllFlags) {
 }
 
 TEST(GemmEngines, AgreeWithTheTripleLoopAcrossBlockBorders) {
-  check_engines<float>(243, 50, 300, 1);  // more rows and a longer sum than one packed block
-  check_engines<double>(249, 97, 257, 2);
-  check_engines<float>(3, 2021, 5, 3);  // more columns than one packed block
-  check_engines<double>(241, 2017, 2, 4);
+  check_engines<float>(395, 50, 1030, 1);  // more rows and a longer sum than two blocks
+  check_engines<double>(249, 97, 513, 2);
+  check_engines<float>(3, 2021, 5, 3);
+  check_engines<double>(193, 1017, 2, 4);
 }
 
 TEST(GemmEngines, HandleEmptyDimensions) {
@@ -132,25 +132,34 @@ TEST(GemmEngines, PropagateNanAndInfinityOfTheOperands) {
   }
 }
 
-TEST(GemmEngines, PackedAndReferenceRowsDoNotDependOnHowTheProductIsCut) {
-  for (const GemmEngine* engine : {&cpu::packed_engine(), &cpu::reference_engine()}) {
-    Problem<float> problem(61, 130, 300, false, true, false, 6);
-    const std::vector<double> whole = problem.run(*engine);
-    std::vector<float> out = problem.c;
-    GemmCall<float> call = problem.call;
-    call.a = problem.a.data();
-    call.b = problem.b.data();
-    call.c = out.data();
-    for (const auto& [row, rows] : {std::pair{0, 1}, {1, 17}, {18, 43}}) {
-      for (const auto& [column, columns] : {std::pair{0, 100}, {100, 30}}) {
-        engine->run(call.part(row, rows, column, columns));
-      }
+void expect_same_bits_in_parts(const GemmEngine& engine, bool transpose_a, bool transpose_b) {
+  Problem<float> problem(61, 130, 530, transpose_a, transpose_b, false, 6);
+  const std::vector<double> whole = problem.run(engine);
+  std::vector<float> out = problem.c;
+  GemmCall<float> call = problem.call;
+  call.a = problem.a.data();
+  call.b = problem.b.data();
+  call.c = out.data();
+  for (const auto& [row, rows] : {std::pair{0, 1}, {1, 17}, {18, 43}}) {
+    for (const auto& [column, columns] : {std::pair{0, 100}, {100, 30}}) {
+      engine.run(call.part(row, rows, column, columns));
     }
-    for (int64_t i = 0; i < 61; i++) {
-      for (int64_t j = 0; j < 130; j++) {
-        const auto at = static_cast<size_t>(i * call.ldc + j);
-        ASSERT_EQ(static_cast<double>(out[at]), whole[at]) << engine->name() << " " << i << " " << j;
-      }
+  }
+  for (int64_t i = 0; i < 61; i++) {
+    for (int64_t j = 0; j < 130; j++) {
+      const auto at = static_cast<size_t>(i * call.ldc + j);
+      ASSERT_EQ(static_cast<double>(out[at]), whole[at])
+          << engine.name() << " " << i << " " << j << (transpose_a ? ", A^T" : "")
+          << (transpose_b ? ", B^T" : "");
+    }
+  }
+}
+
+TEST(GemmEngines, TiledAndReferenceElementsDoNotDependOnHowTheProductIsCut) {
+  for (const GemmEngine* engine : {&cpu::tiled_engine(), &cpu::reference_engine()}) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true})
+        expect_same_bits_in_parts(*engine, transpose_a, transpose_b);
     }
   }
 }
@@ -178,7 +187,7 @@ TEST(GemmEngines, AnUnknownNameIsAnErrorThatListsTheChoices) {
   } catch (const UsageError& error) {
     EXPECT_EQ(std::string(error.what()),
               "SHOAL_GEMM: unknown engine 'openblass', did you mean 'openblas'?; choose one of reference | "
-              "openblas | packed, or unset it for the fastest");
+              "openblas | tiled, or unset it for the fastest");
   }
 }
 
@@ -191,7 +200,7 @@ TEST(GemmKernel, TwoThreadsGiveTheResultOfOne) {
     gemm(Device{}, {.transpose_b = true}, a, b, two);
     set_num_threads(1);
     EXPECT_TRUE(close(two, one, {1e-5, 1e-4}));
-    if (&cpu::gemm_engine() == &cpu::packed_engine()) {
+    if (&cpu::gemm_engine() == &cpu::tiled_engine()) {
       EXPECT_EQ(two.to_vector<float>(), one.to_vector<float>());
     }
   }

@@ -8,11 +8,11 @@ namespace shoal::cpu {
 
 namespace {
 
-class PackedEngine final : public GemmEngine {
+class TiledEngine final : public GemmEngine {
  public:
-  const char* name() const override { return "packed"; }
-  void run(const GemmCall<float>& call) const override { packed_gemm_f32(Device{}, call); }
-  void run(const GemmCall<double>& call) const override { packed_gemm_f64(Device{}, call); }
+  const char* name() const override { return "tiled"; }
+  void run(const GemmCall<float>& call) const override { tiled_gemm_f32(Device{}, call); }
+  void run(const GemmCall<double>& call) const override { tiled_gemm_f64(Device{}, call); }
 };
 
 const GemmEngine& choose() {
@@ -23,20 +23,20 @@ const GemmEngine& choose() {
   return reference_engine();
 #else
   // Without wide vectors OpenBLAS, which has its own dispatch, is the faster one.
-  return cpu_isa() == CpuIsa::scalar ? openblas_engine() : packed_engine();
+  return cpu_isa() == CpuIsa::scalar ? openblas_engine() : tiled_engine();
 #endif
 }
 
 }  // namespace
 
-const GemmEngine& packed_engine() {
-  static const PackedEngine engine;
+const GemmEngine& tiled_engine() {
+  static const TiledEngine engine;
   return engine;
 }
 
 const std::vector<const GemmEngine*>& gemm_engines() {
   static const std::vector<const GemmEngine*> engines{&reference_engine(), &openblas_engine(),
-                                                      &packed_engine()};
+                                                      &tiled_engine()};
   return engines;
 }
 

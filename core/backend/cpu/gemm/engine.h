@@ -58,10 +58,10 @@ const GemmEngine& gemm_engine_named(const std::string& name);
 
 const GemmEngine& reference_engine();  // plain C++
 const GemmEngine& openblas_engine();   // cblas
-const GemmEngine& packed_engine();     // core/backend/cpu/packed_gemm.cpp
+const GemmEngine& tiled_engine();      // core/backend/cpu/tiled_gemm.cpp
 
-/// The packed engine's code, compiled once per instruction set.
-inline constinit Kernel<void(const GemmCall<float>&)> packed_gemm_f32("packed_gemm_f32");
-inline constinit Kernel<void(const GemmCall<double>&)> packed_gemm_f64("packed_gemm_f64");
+/// The tiled engine's code, compiled once per instruction set.
+inline constinit Kernel<void(const GemmCall<float>&)> tiled_gemm_f32("tiled_gemm_f32");
+inline constinit Kernel<void(const GemmCall<double>&)> tiled_gemm_f64("tiled_gemm_f64");
 
 }  // namespace shoal::cpu

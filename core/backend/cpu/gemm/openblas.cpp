@@ -22,7 +22,7 @@ void run_openblas(const GemmCall<T>& call) {
   }
   const int64_t largest = std::max({call.m, call.n, call.k, call.lda, call.ldb, call.ldc});
   SHOAL_CHECK(largest <= std::numeric_limits<blasint>::max(), "gemm (openblas): dimension ", largest,
-              " does not fit its ", 8 * sizeof(blasint), "-bit integers; set SHOAL_GEMM=packed");
+              " does not fit its ", 8 * sizeof(blasint), "-bit integers; set SHOAL_GEMM=tiled");
   const auto dim = [](int64_t value) { return static_cast<blasint>(value); };
   const auto ta = call.transpose_a ? CblasTrans : CblasNoTrans;
   const auto tb = call.transpose_b ? CblasTrans : CblasNoTrans;

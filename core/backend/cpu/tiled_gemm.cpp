@@ -1,9 +1,10 @@
 // The tiled GEMM engine. The larger operand is read where it lies, whichever way it is stored:
 //   B stored [k, n]:  a tile holds rows of C; A gives single elements, rows of B give vectors.
-//   B stored [n, k]:  a tile holds columns of C: B gives single elements and A the vectors, for which blocks of
+//   B stored [n, k]:  a tile holds columns of C: B gives single elements and A the vectors, for which blocks
+//   of
 //                     A are turned into panels (Goto and van de Geijn, "Anatomy of high-performance matrix
-//                     multiplication", 2008) unless A is stored [k, m]. B is a weight here and A its few rows of
-//                     activations: packing the weight instead would cost as much as multiplying by it.
+//                     multiplication", 2008) unless A is stored [k, m]. B is a weight here and A its few rows
+//                     of activations: packing the weight instead would cost as much as multiplying by it.
 // An element of C is summed in ascending k with a carry to memory every kBlockK, whatever m and n are: how a
 // product is cut into rows and columns never changes its bits.
 #include <algorithm>
@@ -17,7 +18,7 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/gemm_tile.inc"
 
-constexpr int64_t kBlockK = 512;    // a panel of kBlockK x kTileVectors vectors stays in L2
+constexpr int64_t kBlockK = 512;     // a panel of kBlockK x kTileVectors vectors stays in L2
 constexpr int64_t kBlockRows = 192;  // rows of A turned at a time (384 KiB of f32); a multiple of every panel
 
 template <class T>
@@ -59,7 +60,8 @@ template <class T, int R, int V>
 [[gnu::noinline]] void turned_tile(const Panel<T>& p, int64_t i, T* c, int64_t ldc) {
   constexpr int kL = kLanes<T>;
   T tile[R * V * kL];
-  tile_product<T, R, V>(p.k_count, p.x + i * p.row_stride, p.row_stride, p.k_stride, p.w, p.ldw, tile, V * kL, false);
+  tile_product<T, R, V>(p.k_count, p.x + i * p.row_stride, p.row_stride, p.k_stride, p.w, p.ldw, tile, V * kL,
+                        false);
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
     Vector<T> square[R];
@@ -106,8 +108,8 @@ void panel_product(const Panel<T>& p, int64_t rows, T* c, int64_t ldc) {
   }
 }
 
-/// The columns [j, j + columns) of `w` as whole vectors: in place, or, at an edge, copied to `copy` with zeros
-/// behind, because a vector may not reach beyond the matrix.
+/// The columns [j, j + columns) of `w` as whole vectors: in place, or, at an edge, copied to `copy` with
+/// zeros behind, because a vector may not reach beyond the matrix.
 template <class T>
 void set_vectors(Panel<T>& p, const T* w, int64_t ldw, int columns, T* copy) {
   p.columns = columns;
@@ -154,7 +156,8 @@ void turned_product(const cpu::GemmCall<T>& call) {
     p.accumulate = call.accumulate || k0 > 0;
     for (int64_t m0 = 0; m0 < call.m; m0 += kBlockRows) {
       const int64_t rows = std::min(kBlockRows, call.m - m0);
-      if (!call.transpose_a) pack_transposed<T, kNr>(panels, call.a + m0 * call.lda + k0, call.lda, rows, p.k_count);
+      if (!call.transpose_a)
+        pack_transposed<T, kNr>(panels, call.a + m0 * call.lda + k0, call.lda, rows, p.k_count);
       for (int64_t n = 0; n < call.n; n += kTileRows) {
         p.x = call.b + n * call.ldb + k0;
         for (int64_t m = 0; m < rows; m += kNr) {
@@ -166,7 +169,8 @@ void turned_product(const cpu::GemmCall<T>& call) {
             p.w = panels + m * p.k_count;
             p.ldw = kNr;
           }
-          panel_product<T, true>(p, std::min<int64_t>(kTileRows, call.n - n), call.c + (m0 + m) * call.ldc + n, call.ldc);
+          panel_product<T, true>(p, std::min<int64_t>(kTileRows, call.n - n),
+                                 call.c + (m0 + m) * call.ldc + n, call.ldc);
         }
       }
     }
@@ -174,7 +178,7 @@ void turned_product(const cpu::GemmCall<T>& call) {
 }
 
 template <class T>
-void packed_gemm_impl(const cpu::GemmCall<T>& call) {
+void tiled_gemm_impl(const cpu::GemmCall<T>& call) {
   if (call.k == 0 && !call.accumulate) {
     for (int64_t m = 0; m < call.m; m++) std::fill_n(call.c + m * call.ldc, call.n, T{0});
   }
@@ -186,6 +190,6 @@ void packed_gemm_impl(const cpu::GemmCall<T>& call) {
   }
 }
 
-const bool added_f32 = cpu::packed_gemm_f32.add(DeviceType::cpu, &packed_gemm_impl<float>, kIsaLevel);
-const bool added_f64 = cpu::packed_gemm_f64.add(DeviceType::cpu, &packed_gemm_impl<double>, kIsaLevel);
+const bool added_f32 = cpu::tiled_gemm_f32.add(DeviceType::cpu, &tiled_gemm_impl<float>, kIsaLevel);
+const bool added_f64 = cpu::tiled_gemm_f64.add(DeviceType::cpu, &tiled_gemm_impl<double>, kIsaLevel);
 SHOAL_KERNELS_END
