@@ -26,6 +26,8 @@
 #include "core/base/text.h"
 #include "parallel/launcher_leftovers.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/open_calls.h"
+#include "parallel/shared_communicator.h"
 #include "parallel/waiting.h"
 
 namespace shoal {
@@ -197,7 +199,7 @@ std::vector<std::optional<Note>> exchange_notes(MPI_Comm comm, int rank, int siz
 /// nobody has a call in flight. Ranks with the same message speak once, through the lowest of them.
 void report(MPI_Comm comm, int rank, int size, const Failure& failure) {
   static Note mine;
-  mine = {stream_id(failure.message), num_open_mpi_calls(), static_cast<uint64_t>(failure.code)};
+  mine = {stream_id(failure.message), num_open_calls(), static_cast<uint64_t>(failure.code)};
   const std::vector<std::optional<Note>> notes = exchange_notes(comm, rank, size, mine);
   bool all_may_leave = true;
   std::vector<int> alike;
@@ -215,6 +217,7 @@ void report(MPI_Comm comm, int rank, int size, const Failure& failure) {
 
 int run_mpi_world(const LaunchInfo& info,
                   const std::function<int(const std::shared_ptr<Communicator>&)>& body) {
+  const bool share = shared_collectives_wanted();
   std::optional<StepLimit> limit(std::in_place, "the start of MPI", info.rank);
   start_mpi(info);
   int rank = 0, size = 1;
@@ -227,6 +230,7 @@ int run_mpi_world(const LaunchInfo& info,
   MPI_Comm_dup(MPI_COMM_WORLD, &agreement);
   MPI_Comm_set_errhandler(agreement, MPI_ERRORS_RETURN);
   std::shared_ptr<Communicator> world = make_mpi_world();
+  if (share) world = share_memory(std::move(world));
   limit.reset();
   note_rank_processes(*world);
   Failure failure;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <set>
@@ -13,19 +12,15 @@
 
 #include "core/nn/placement.h"
 #include "parallel/checked_communicator.h"
+#include "parallel/collective_check.h"
+#include "parallel/open_calls.h"
 #include "parallel/reduce_parts.h"
-#include "parallel/waiting.h"
 
 namespace shoal {
 
 namespace {
 
 constexpr int kMaxTag = 32767;  // what MPI guarantees
-
-bool checks_enabled() {
-  const char* value = std::getenv("SHOAL_CHECK_COLLECTIVES");
-  return value != nullptr && std::strcmp(value, "0") != 0 && *value != '\0';
-}
 
 /// The MPI communicator and what is common to all calls on it.
 struct MpiGroup {
@@ -58,7 +53,7 @@ struct MpiGroup {
 };
 
 /// One call in flight: up to three stages, each a set of messages; between them the arithmetic.
-class MpiCall {
+class MpiCall final : public AwaitedCall, public OpenCalls {
  public:
   MpiCall(std::shared_ptr<MpiGroup> group, CollectiveCall call)
       : group_(std::move(group)), call_(std::move(call)), number_(group_->num_calls++) {
@@ -69,11 +64,11 @@ class MpiCall {
     next_stage();
     progress();
   }
-  /// Moves on as far as possible without blocking; true when done.
-  bool progress();
-  bool done() const { return done_; }
-  std::string text() const { return str(group_->where(call_.signature.text()), ", call ", number_); }
-  std::string missing() const;
+  void progress() override;
+  size_t num_open() const override { return done_ ? 0 : 1; }
+  bool done() const override { return done_; }
+  std::string text() const override { return str(group_->where(call_.signature.text()), ", call ", number_); }
+  std::string missing() const override;
 
  private:
   const CollectiveSignature& signature() const { return call_.signature; }
@@ -152,21 +147,20 @@ void MpiCall::check_received(int code) {
   }
 }
 
-bool MpiCall::progress() {
+void MpiCall::progress() {
   while (!done_) {
     if (!requests_.empty()) {
       int complete = 0;
       statuses_.resize(requests_.size());
       const int code =
           MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, statuses_.data());
-      if (code == MPI_SUCCESS && complete == 0) return false;
+      if (code == MPI_SUCCESS && complete == 0) return;
       check_received(code);
       requests_.clear();
       expected_.clear();
     }
     next_stage();
   }
-  return true;
 }
 
 std::string MpiCall::missing() const {
@@ -176,10 +170,9 @@ std::string MpiCall::missing() const {
     MPI_Request_get_status(requests_[i], &complete, MPI_STATUS_IGNORE);
     if (complete == 0) peers.insert(expected_[i].peer);
   }
-  std::string text;
-  for (const int peer : peers)
-    text += (text.empty() ? "" : ", ") + describe_rank(group_->world_ranks.at(static_cast<size_t>(peer)));
-  return text;
+  MissingRanks missing;
+  for (const int peer : peers) missing.add(group_->world_ranks.at(static_cast<size_t>(peer)));
+  return missing.text();
 }
 
 void MpiCall::next_stage() {
@@ -314,39 +307,6 @@ void MpiCall::send_to_children() {
     send(out(0), part_bytes(), (v + bit + signature().root) % size());
 }
 
-/// All calls in flight. Waiting for one moves all of them, because the rank that this one waits for may
-/// itself be waiting for another.
-std::vector<std::shared_ptr<MpiCall>>& open_calls() {
-  static auto* calls = new std::vector<std::shared_ptr<MpiCall>>;
-  return *calls;
-}
-
-void progress_all() {
-  auto& calls = open_calls();
-  for (size_t i = 0; i < calls.size(); i++) calls[i]->progress();
-  std::erase_if(calls, [](const auto& call) { return call->done(); });
-}
-
-void wait_for(const MpiCall& call) {
-  if (call.done()) return;
-  Waiting waiting;
-  for (;;) {
-    progress_all();
-    if (call.done()) return;
-    waiting.pause([&] { return WaitedFor{call.text(), call.missing()}; });
-  }
-}
-
-struct MpiWork final : Work::Impl {
-  explicit MpiWork(std::shared_ptr<MpiCall> call) : call(std::move(call)) {}
-  void wait() override { wait_for(*call); }
-  bool test() override {
-    progress_all();
-    return call->done();
-  }
-  std::shared_ptr<MpiCall> call;
-};
-
 class MpiCommunicator final : public CheckedCommunicator {
  public:
   explicit MpiCommunicator(std::shared_ptr<MpiGroup> group)
@@ -359,8 +319,7 @@ class MpiCommunicator final : public CheckedCommunicator {
 
  protected:
   Work start(CollectiveCall call) override {
-    static const bool checks = checks_enabled();
-    if (checks) compare(call);
+    if (collective_checks_enabled()) compare(call);
     return begin(std::move(call));
   }
 
@@ -372,55 +331,17 @@ class MpiCommunicator final : public CheckedCommunicator {
                 "have to send");
     auto started = std::make_shared<MpiCall>(group_, std::move(call));
     started->begin();
-    if (!started->done()) open_calls().push_back(started);
-    return Work(std::make_unique<MpiWork>(started));
+    add_open_calls(started);
+    return work_for(started);
   }
-  void compare(const CollectiveCall& call);
-  void compare_rows(const Tensor& all, int64_t width) const;
+  void compare(const CollectiveCall& call) {
+    compare_calls({size(), name(), group_->num_calls / 2,
+                   [this](CollectiveCall gather) { return begin(std::move(gather)); }},
+                  call);
+  }
 
   std::shared_ptr<MpiGroup> group_;
 };
-
-constexpr int64_t kSignatureWidth = 5;
-
-CollectiveSignature unpack_signature(const int64_t* v) {
-  return {static_cast<CollectiveKind>(v[0]), static_cast<DType>(v[1]), static_cast<ReduceOp>(v[2]),
-          static_cast<int>(v[3]), v[4]};
-}
-
-/// Gathers every rank's signature (and the counts of an all_to_all) and compares.
-void MpiCommunicator::compare(const CollectiveCall& call) {
-  const CollectiveSignature& s = call.signature;
-  const int64_t width = kSignatureWidth + 2 * size();
-  std::vector<int64_t> mine = {static_cast<int64_t>(s.kind), static_cast<int64_t>(s.dtype),
-                               static_cast<int64_t>(s.op), s.root, s.count};
-  mine.insert(mine.end(), call.send_rows.begin(), call.send_rows.end());
-  mine.insert(mine.end(), call.recv_rows.begin(), call.recv_rows.end());
-  mine.resize(static_cast<size_t>(width));
-  CollectiveCall gather;
-  gather.signature = {CollectiveKind::all_gather, DType::i64, ReduceOp::sum, 0, width};
-  gather.in = Tensor::from(mine, {width});
-  gather.out = Tensor::empty({size(), width}, DType::i64);
-  const Tensor all = gather.out;
-  begin(std::move(gather)).wait();
-  const CollectiveSignature first = unpack_signature(all.data<int64_t>());
-  for (int r = 1; r < size(); r++) {
-    const CollectiveSignature other = unpack_signature(all.data<int64_t>() + r * width);
-    if (!(first == other)) throw Error(mismatch_message(name(), group_->num_calls / 2, 0, first, r, other));
-  }
-  if (s.kind == CollectiveKind::all_to_all) compare_rows(all, width);
-}
-
-void MpiCommunicator::compare_rows(const Tensor& all, int64_t width) const {
-  const int64_t* rows = all.data<int64_t>() + kSignatureWidth;
-  for (int from = 0; from < size(); from++) {
-    for (int to = 0; to < size(); to++) {
-      const int64_t sent = rows[from * width + to], wanted = rows[to * width + size() + from];
-      if (sent != wanted)
-        throw Error(row_mismatch_message(name(), group_->num_calls / 2, from, sent, to, wanted));
-    }
-  }
-}
 
 std::shared_ptr<MpiGroup> adopt(MPI_Comm comm, const std::string& name) {
   auto group = std::make_shared<MpiGroup>();
@@ -446,8 +367,7 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key, const s
   if (size() > 1) {
     CollectiveCall call;
     call.signature.kind = CollectiveKind::split;
-    static const bool checks = checks_enabled();
-    if (checks) compare(call);
+    if (collective_checks_enabled()) compare(call);
     call.signature.kind = CollectiveKind::barrier;
     begin(std::move(call)).wait();
   }
@@ -462,10 +382,6 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key, const s
 MpiLimits& mpi_limits() {
   static MpiLimits limits;
   return limits;
-}
-
-size_t num_open_mpi_calls() {
-  return open_calls().size();
 }
 
 std::shared_ptr<Communicator> make_mpi_world() {

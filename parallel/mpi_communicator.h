@@ -24,7 +24,4 @@ struct MpiLimits {
 };
 MpiLimits& mpi_limits();
 
-/// Calls of this process that have been started and not finished.
-size_t num_open_mpi_calls();
-
 }  // namespace shoal

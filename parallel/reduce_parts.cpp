@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/threads.h"
+#include "core/ops/reduce.h"
 
 namespace shoal {
 
@@ -40,7 +41,8 @@ struct Accumulator<BFloat16> {
 };
 
 template <class T, class Op>
-void reduce_range(std::span<const std::byte* const> parts, std::byte* out, int64_t begin, int64_t end) {
+void reduce_range(std::span<const std::byte* const> parts, std::span<std::byte* const> outs, int64_t begin,
+                  int64_t end) {
   using Acc = typename Accumulator<T>::Type;
   Acc acc[kBlock];
   for (int64_t b = begin; b < end; b += kBlock) {
@@ -52,37 +54,43 @@ void reduce_range(std::span<const std::byte* const> parts, std::byte* out, int64
 #pragma omp simd
       for (int64_t i = 0; i < n; i++) acc[i] = Op::apply(acc[i], static_cast<Acc>(part[i]));
     }
-    T* to = reinterpret_cast<T*>(out) + b;
-    for (int64_t i = 0; i < n; i++) to[i] = static_cast<T>(acc[i]);
+    for (std::byte* const out : outs) {
+      T* to = reinterpret_cast<T*>(out) + b;
+      for (int64_t i = 0; i < n; i++) to[i] = static_cast<T>(acc[i]);
+    }
   }
 }
 
 template <class T>
-void reduce_typed(ReduceOp op, std::span<const std::byte* const> parts, std::byte* out, int64_t count) {
+void reduce_typed(ReduceOp op, std::span<const std::byte* const> parts, std::span<std::byte* const> outs,
+                  int64_t count) {
   parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
-    if (op == ReduceOp::sum) return reduce_range<T, Sum>(parts, out, begin, end);
-    if (op == ReduceOp::max) return reduce_range<T, Max>(parts, out, begin, end);
-    reduce_range<T, Min>(parts, out, begin, end);
+    if (op == ReduceOp::sum) return reduce_range<T, Sum>(parts, outs, begin, end);
+    if (op == ReduceOp::max) return reduce_range<T, Max>(parts, outs, begin, end);
+    reduce_range<T, Min>(parts, outs, begin, end);
   });
 }
 
 }  // namespace
 
-void reduce_parts(DType dtype, ReduceOp op, std::span<const std::byte* const> parts, std::byte* out,
-                  int64_t count) {
+void reduce_parts(DType dtype, ReduceOp op, std::span<const std::byte* const> parts,
+                  std::span<std::byte* const> outs, size_t num_streamed, int64_t count) {
+  // What a training step sums, from kernels for this machine's instruction set.
+  if (op == ReduceOp::sum && is_float(dtype) && parts.size() > 1)
+    return sum_parts(Device{}, dtype, parts, outs, num_streamed, count);
   switch (dtype) {
     case DType::f32:
-      return reduce_typed<float>(op, parts, out, count);
+      return reduce_typed<float>(op, parts, outs, count);
     case DType::bf16:
-      return reduce_typed<BFloat16>(op, parts, out, count);
+      return reduce_typed<BFloat16>(op, parts, outs, count);
     case DType::f64:
-      return reduce_typed<double>(op, parts, out, count);
+      return reduce_typed<double>(op, parts, outs, count);
     case DType::i32:
-      return reduce_typed<int32_t>(op, parts, out, count);
+      return reduce_typed<int32_t>(op, parts, outs, count);
     case DType::i64:
-      return reduce_typed<int64_t>(op, parts, out, count);
+      return reduce_typed<int64_t>(op, parts, outs, count);
     case DType::u8:
-      return reduce_typed<uint8_t>(op, parts, out, count);
+      return reduce_typed<uint8_t>(op, parts, outs, count);
   }
 }
 

@@ -2,6 +2,9 @@
 
 #include <thread>
 
+#include "parallel/open_calls.h"
+#include "parallel/shared_communicator.h"
+#include "parallel/shared_group.h"
 #include "tests/mpi/mpi_world.h"
 #include "tests/parallel/communicator_suite.inc"
 
@@ -13,38 +16,52 @@ using testing::CommunicatorCase;
 using testing::mpi_world;
 using testing::rank_values;
 using testing::same_bits;
+using testing::transport;
 
-class EveryCommunicator : public ::testing::TestWithParam<CommunicatorCase> {};
+class EveryCommunicator : public ::testing::TestWithParam<std::tuple<CommunicatorCase, const char*>> {
+ protected:
+  void run(const std::shared_ptr<Communicator>& world) { std::get<0>(GetParam()).run(world); }
+  const std::shared_ptr<Communicator>& world() const { return transport(std::get<1>(GetParam())).world; }
+};
 
 /// Sets the limits of this process for one test; all ranks run the same test.
+template <class Limits>
 class LimitsScope {
  public:
-  explicit LimitsScope(MpiLimits limits) : before_(mpi_limits()) { mpi_limits() = limits; }
-  ~LimitsScope() { mpi_limits() = before_; }
+  LimitsScope(Limits& place, const Limits& limits) : place_(place), before_(place) { place = limits; }
+  ~LimitsScope() { place_ = before_; }
   LimitsScope(const LimitsScope&) = delete;
   LimitsScope& operator=(const LimitsScope&) = delete;
 
  private:
-  MpiLimits before_;
+  Limits& place_;
+  Limits before_;
 };
 
 TEST_P(EveryCommunicator, WorksOverMpi) {
-  GetParam().run(mpi_world());
-  EXPECT_EQ(num_open_mpi_calls(), 0U);
+  run(world());
+  EXPECT_EQ(num_open_calls(), 0U);
 }
 
 TEST_P(EveryCommunicator, WorksOverMpiInManyChunksAndWithoutTheSmallPath) {
-  const LimitsScope limits({.chunk_bytes = 520, .small_reduce_bytes = 0});
-  GetParam().run(mpi_world());
+  const LimitsScope mpi(mpi_limits(), {.chunk_bytes = 520, .small_reduce_bytes = 0});
+  const LimitsScope shared(
+      shared_limits(),
+      {.slot_bytes = 512, .num_slots = 2, .small_reduce_bytes = 0, .single_copy_bytes = 520});
+  run(world()->split(0, world()->rank(), "world"));
 }
 
 TEST_P(EveryCommunicator, WorksOverMpiInGroups) {
-  const auto part = mpi_world()->split(mpi_world()->rank() / 2, 0, "world");
-  GetParam().run(part);
+  const auto part = world()->split(world()->rank() / 2, 0, "world");
+  run(part);
 }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, EveryCommunicator, ::testing::ValuesIn(communicator_cases()),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Mpi, EveryCommunicator,
+                         ::testing::Combine(::testing::ValuesIn(communicator_cases()),
+                                            ::testing::Values("mpi", "shared")),
+                         [](const auto& info) {
+                           return str(std::get<0>(info.param).name, '_', std::get<1>(info.param));
+                         });
 
 /// What ranks as threads compute from the same values.
 template <class T>
@@ -59,8 +76,7 @@ Tensor thread_all_reduce(int num_ranks, int64_t count, ReduceOp op) {
 }
 
 template <class T>
-void expect_thread_bits() {
-  Communicator& world = *mpi_world();
+void expect_thread_bits(Communicator& world) {
   for (const int64_t count : {5, 1000, 100003}) {
     const Tensor x = Tensor::from(rank_values<T>(world.rank(), count), {count});
     world.all_reduce(x, ReduceOp::sum).wait();
@@ -69,9 +85,12 @@ void expect_thread_bits() {
 }
 
 TEST(MpiCommunicator, AllReduceHasTheBitsOfTheThreadCommunicator) {
-  expect_thread_bits<float>();
-  expect_thread_bits<double>();
-  expect_thread_bits<BFloat16>();
+  for (const char* name : {"mpi", "shared"}) {
+    Communicator& world = *transport(name).world;
+    expect_thread_bits<float>(world);
+    expect_thread_bits<double>(world);
+    expect_thread_bits<BFloat16>(world);
+  }
 }
 
 bool checks_are_on() {
@@ -80,39 +99,78 @@ bool checks_are_on() {
 }
 
 TEST(MpiCommunicator, MP_09_ACallFromAnotherThreadIsRefused) {
-  std::string message;
-  std::thread other([&] {
-    try {
-      mpi_world()->sum(int64_t{1});
-    } catch (const Error& e) {
-      message = e.what();
-    }
-  });
-  other.join();
-  EXPECT_NE(message.find("expected the thread that started MPI"), std::string::npos) << message;
-  EXPECT_EQ(num_open_mpi_calls(), 0U);
-  EXPECT_EQ(mpi_world()->sum(int64_t{1}), mpi_world()->size());
+  for (const char* name : {"mpi", "shared"}) {
+    Communicator& world = *transport(name).world;
+    std::string message;
+    std::thread other([&] {
+      try {
+        world.sum(int64_t{1});
+      } catch (const Error& e) {
+        message = e.what();
+      }
+    });
+    other.join();
+    EXPECT_NE(message.find("expected the thread that started MPI"), std::string::npos) << name << message;
+    EXPECT_EQ(num_open_calls(), 0U);
+    EXPECT_EQ(world.sum(int64_t{1}), world.size());
+  }
+}
+
+/// Tensors larger than a group's shared memory.
+void check_large(Communicator& world) {
+  const int n = world.size(), me = world.rank();
+  const int64_t part = 150001, whole = n * part;
+  std::vector<std::vector<float>> inputs;
+  for (int r = 0; r < n; r++) inputs.push_back(rank_values<float>(r, whole));
+  std::vector<float> sum = inputs[0];
+  for (int r = 1; r < n; r++)
+    for (size_t i = 0; i < sum.size(); i++) sum[i] += inputs[static_cast<size_t>(r)][i];
+  const Tensor want = Tensor::from(sum, {whole}), in = Tensor::from(inputs[static_cast<size_t>(me)], {whole});
+  const Tensor scattered = Tensor::empty({part}, DType::f32), gathered = Tensor::empty({whole}, DType::f32);
+  // All in flight together, and none finished before the next starts.
+  Work scatter = world.reduce_scatter(in, scattered, ReduceOp::sum);
+  Work gather = world.all_gather(in.flat(0, part), gathered);
+  const std::vector<int64_t> rows(static_cast<size_t>(n), part);
+  const Tensor exchanged = Tensor::empty({whole}, DType::f32), summed = in.clone();
+  Work exchange = world.all_to_all(in, exchanged, rows, rows);
+  Work reduce = world.all_reduce(summed, ReduceOp::sum);
+  const Tensor copied = in.clone();
+  Work broadcast = world.broadcast(copied, n - 1);
+  broadcast.wait();
+  for (Work* work : {&reduce, &exchange, &gather, &scatter}) work->wait();
+  EXPECT_TRUE(same_bits(summed, want));
+  EXPECT_TRUE(same_bits(scattered, want.flat(me * part, part)));
+  EXPECT_TRUE(same_bits(copied, Tensor::from(inputs.back(), {whole})));
+  for (int r = 0; r < n; r++) {
+    const Tensor from = Tensor::from(inputs[static_cast<size_t>(r)], {whole});
+    EXPECT_TRUE(same_bits(gathered.flat(r * part, part), from.flat(0, part))) << r;
+    EXPECT_TRUE(same_bits(exchanged.flat(r * part, part), from.flat(me * part, part))) << r;
+  }
+}
+
+TEST(MpiCommunicator, TensorsMayBeLargerThanTheSharedMemory) {
+  for (const char* name : {"mpi", "shared"}) check_large(*transport(name).world);
+  const LimitsScope slots_only(shared_limits(), {.single_copy = false});
+  check_large(*transport("shared").world->split(0, mpi_world()->rank(), "slots"));
 }
 
 TEST(MpiCommunicator, StartReturnsBeforeOtherRanksArrive) {
   if (checks_are_on()) GTEST_SKIP() << "the checks make every start wait for all ranks";
-  Communicator& world = *mpi_world();
-  const Tensor x = Tensor::from(std::vector<float>(100000, 1.0F), {100000});
-  const auto order = world.split(0, 0, "order");
-  Work work;
-  if (world.rank() != 0) work = world.all_reduce(x, ReduceOp::sum);
-  // Rank 0 starts the sum only after the others have said that theirs has started.
-  order->barrier();
-  if (world.rank() == 0) work = world.all_reduce(x, ReduceOp::sum);
-  work.wait();
-  EXPECT_EQ(x.to_vector<float>()[99999], static_cast<float>(world.size()));
+  for (const char* name : {"mpi", "shared"}) {
+    Communicator& world = *transport(name).world;
+    const Tensor x = Tensor::from(std::vector<float>(100000, 1.0F), {100000});
+    const auto order = world.split(0, 0, "order");
+    Work work;
+    if (world.rank() != 0) work = world.all_reduce(x, ReduceOp::sum);
+    // Rank 0 starts the sum only after the others have said that theirs has started.
+    order->barrier();
+    if (world.rank() == 0) work = world.all_reduce(x, ReduceOp::sum);
+    work.wait();
+    EXPECT_EQ(x.to_vector<float>()[99999], static_cast<float>(world.size()));
+  }
 }
 
-TEST(MpiCommunicator, NamesBothCallsWhenChecksAreOn) {
-  if (!checks_are_on()) {
-    GTEST_SKIP() << "needs SHOAL_CHECK_COLLECTIVES=1; the ctest mpi_checked runs this";
-  }
-  Communicator& world = *mpi_world();
+void check_mismatches(Communicator& world) {
   auto message = [&](const std::function<void()>& call) -> std::string {
     try {
       call();
@@ -150,6 +208,19 @@ TEST(MpiCommunicator, NamesBothCallsWhenChecksAreOn) {
         .wait();
   });
   EXPECT_NE(counts.find("rank 0 sends 1 rows to rank 1, which expects 2"), std::string::npos) << counts;
+}
+
+TEST(MpiCommunicator, NamesBothCallsWhenChecksAreOn) {
+  if (!checks_are_on()) {
+    GTEST_SKIP() << "needs SHOAL_CHECK_COLLECTIVES=1; the ctest mpi_checked runs this";
+  }
+  for (const char* name : {"mpi", "shared"}) check_mismatches(*transport(name).world);
+}
+
+TEST(MpiCommunicator, TheWorldOfAJobIsOverTheTransportThatWasAskedFor) {
+  const char* asked = std::getenv("SHOAL_COLLECTIVES");
+  EXPECT_EQ(uses_shared_memory(*mpi_world()),
+            (asked == nullptr || std::string(asked) != "mpi") && mpi_world()->size() > 1);
 }
 
 }  // namespace

@@ -1,0 +1,109 @@
+// Collectives of the ranks of this host, over MPI and over shared memory, in turns:
+//   mpirun -n 2 build/tests/bench/collective_bench
+// GB/s: bytes of the tensor that a rank gives (all_to_all: with the rows for itself), divided by the time of
+// one call, median of rounds (and the best one). The tensors are touched before; every rank has the same
+// sizes.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "parallel/bootstrap.h"
+#include "parallel/mpi_communicator.h"
+#include "parallel/shared_communicator.h"
+
+namespace {
+
+using namespace shoal;
+
+constexpr int kRounds = 9;
+constexpr int64_t kLargest = int64_t{64} << 20;
+
+struct Buffers {
+  Tensor in, out;
+};
+struct Case {
+  const char* name;
+  std::function<void(Communicator& group, const Buffers& buffers, int64_t count)> run;
+};
+
+Tensor filled(int64_t count) {
+  return Tensor::from(std::vector<float>(static_cast<size_t>(count), 0.0F), {count});
+}
+
+std::vector<Case> cases() {
+  return {
+      {"all_reduce", [](Communicator& g, const Buffers& b,
+                        int64_t n) { g.all_reduce(b.in.flat(0, n), ReduceOp::sum).wait(); }},
+      {"reduce_scatter",
+       [](Communicator& g, const Buffers& b, int64_t n) {
+         g.reduce_scatter(b.in.flat(0, n), b.out.flat(0, n / g.size()), ReduceOp::sum).wait();
+       }},
+      {"all_gather", [](Communicator& g, const Buffers& b,
+                        int64_t n) { g.all_gather(b.in.flat(0, n), b.out.flat(0, n * g.size())).wait(); }},
+      {"all_to_all",
+       [](Communicator& g, const Buffers& b, int64_t n) {
+         const std::vector<int64_t> rows(static_cast<size_t>(g.size()), n / g.size());
+         g.all_to_all(b.in.flat(0, n), b.out.flat(0, n), rows, rows).wait();
+       }},
+      {"barrier", [](Communicator& g, const Buffers&, int64_t) { g.barrier(); }},
+  };
+}
+
+/// Microseconds of one call.
+double time_once(Communicator& group, const std::function<void()>& call, int repeats) {
+  group.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < repeats; i++) call();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() /
+         repeats;
+}
+
+std::string figures(std::vector<double> us, int64_t bytes) {
+  std::sort(us.begin(), us.end());
+  const auto rate = [&](double time) { return static_cast<double>(bytes) / time * 1e-3; };
+  const double median = us[us.size() / 2];
+  return fmt::format("{:>11.1f} us {:>6.2f} ({:>6.2f}) GB/s", median, rate(median), rate(us.front()));
+}
+
+void measure(const Case& one, const std::vector<Communicator*>& groups, const Buffers& buffers,
+             int64_t bytes) {
+  const int repeats = static_cast<int>(std::clamp<int64_t>((int64_t{16} << 20) / bytes, 2, 200));
+  std::vector<std::vector<double>> times(groups.size());
+  for (int round = -1; round < kRounds; round++) {
+    for (size_t g = 0; g < groups.size(); g++) {
+      const double us = time_once(
+          *groups[g], [&] { one.run(*groups[g], buffers, bytes / 4); }, repeats);
+      if (round >= 0) times[g].push_back(us);
+    }
+  }
+  if (groups[0]->rank() != 0) return;
+  std::string line = fmt::format("{:<16}{:>10}", one.name, bytes);
+  for (const auto& values : times) line += figures(values, bytes);
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+int run(const std::shared_ptr<Communicator>& world) {
+  if (world->size() == 1) throw UsageError("collective_bench: needs ranks; start it with mpirun -n 2");
+  const auto mpi = make_mpi_world(), shared = share_memory(make_mpi_world());
+  if (!uses_shared_memory(*shared)) throw Error("collective_bench: the ranks cannot share memory");
+  const Buffers buffers{filled(kLargest / 4), filled(kLargest / 4 * world->size())};
+  if (world->rank() == 0)
+    fmt::print("{} ranks{:<8}{:>10}{:>34}{:>34}\n", world->size(), "", "bytes", "MPI", "shared memory");
+  for (const Case& one : cases()) {
+    const bool sized = std::string(one.name) != "barrier";
+    for (int64_t bytes = 256; bytes <= (sized ? kLargest : 256); bytes *= 4)
+      measure(one, {mpi.get(), shared.get()}, buffers, bytes);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  return shoal::run_world(run);
+}
