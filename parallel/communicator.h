@@ -39,6 +39,9 @@ class Communicator {
                           std::span<const int64_t> recv_rows) = 0;
   virtual Work broadcast(const Tensor& inout, int root) = 0;
   virtual void barrier() = 0;
+  /// Zeros, of the same shape on all ranks, that collectives may reach without copies: an all_reduce of them
+  /// or of any part, the same one on all ranks, is done in place. Collective; blocks.
+  virtual Tensor shared_zeros(const Shape& shape, DType dtype) { return Tensor::zeros(shape, dtype); }
   /// Ranks with equal color form a new group, ordered by key (then by rank here). Every rank must call it;
   /// blocks.
   virtual std::shared_ptr<Communicator> split(int color, int key, const std::string& name) = 0;

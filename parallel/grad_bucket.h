@@ -16,7 +16,7 @@ class GradReducer {
  public:
   /// Gives every parameter a zeroed gradient that is a view of a flat bucket, and installs grad-ready hooks.
   /// Buckets are filled in reverse parameter order (the order of backward), at most `bucket_bytes` unless one
-  /// parameter is larger.
+  /// parameter is larger. Collective: buckets are allocated where the ranks of their group can reach them.
   GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes);
   ~GradReducer();
 

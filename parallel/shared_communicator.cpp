@@ -38,6 +38,7 @@ class SharedCommunicator final : public CheckedCommunicator {
     if (size() > 1) start(CollectiveCall{}).wait();
   }
   std::shared_ptr<Communicator> split(int color, int key, const std::string& name) override;
+  Tensor shared_zeros(const Shape& shape, DType dtype) override;
 
  protected:
   Work start(CollectiveCall call) override {
@@ -66,6 +67,21 @@ class SharedCommunicator final : public CheckedCommunicator {
   std::vector<int> world_ranks_;
   std::thread::id thread_ = std::this_thread::get_id();
 };
+
+Tensor SharedCommunicator::shared_zeros(const Shape& shape, DType dtype) {
+  const int64_t bytes = shape.numel() * dtype_size(dtype);
+  if (group_ == nullptr || bytes == 0) return Tensor::zeros(shape, dtype);
+  barrier();  // before the waits of base_, which move none of this group's calls
+  std::string why;
+  const std::shared_ptr<SharedSegment> memory = SharedSegment::create(*base_, bytes, &why);
+  if (!memory) {
+    static std::atomic<bool> warned = false;
+    if (rank() == 0 && !warned.exchange(true)) log::warn("sums of gradients go through copies: ", why);
+    return Tensor::zeros(shape, dtype);
+  }
+  group_->add_region(memory);
+  return Tensor::over(memory, memory->part(rank()), shape, dtype);
+}
 
 Work SharedCommunicator::forward(const CollectiveCall& call) const {
   const CollectiveSignature& s = call.signature;

@@ -25,6 +25,8 @@ class DeviceRuntime {
   /// Copies within this device, or between it and host memory; ordered after earlier work on the stream.
   virtual void copy(void* to, Device to_device, const void* from, Device from_device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
+  /// Counts memory of this device that comes from elsewhere as in use; with a negative number no more.
+  virtual void count_foreign(int64_t bytes) noexcept = 0;
   virtual MemoryStats stats() const = 0;
   virtual void reset_peak() = 0;
 };

@@ -39,15 +39,14 @@ class CpuArena final : public DeviceRuntime {
     const int64_t size = round_up(std::max<int64_t>(bytes, 1), kAlignment);
     const std::lock_guard lock(mutex_);
     void* data = kPlainAllocations ? plain_allocate(size) : take(size);
-    stats_.current_bytes += size;
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
+    count(size);
     return data;
   }
 
   void release(void* data, int64_t bytes) noexcept override {
     const int64_t size = round_up(std::max<int64_t>(bytes, 1), kAlignment);
     const std::lock_guard lock(mutex_);
-    stats_.current_bytes -= size;
+    count(-size);
     if (kPlainAllocations) {
       std::free(data);
     } else {
@@ -61,6 +60,10 @@ class CpuArena final : public DeviceRuntime {
   }
   void synchronize() override {}
 
+  void count_foreign(int64_t bytes) noexcept override {
+    const std::lock_guard lock(mutex_);
+    count(bytes);
+  }
   MemoryStats stats() const override {
     const std::lock_guard lock(mutex_);
     return stats_;
@@ -71,6 +74,11 @@ class CpuArena final : public DeviceRuntime {
   }
 
  private:
+  void count(int64_t bytes) {
+    stats_.current_bytes += bytes;
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
+  }
+
   void* plain_allocate(int64_t size) {
     void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
     SHOAL_CHECK(data != nullptr, "cpu memory: cannot allocate ", human_bytes(size));

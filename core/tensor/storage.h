@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "core/tensor/device_runtime.h"
 
@@ -13,7 +14,18 @@ class Storage {
  public:
   Storage(int64_t bytes, Device device)
       : data_(device_runtime(device.type).allocate(bytes)), bytes_(bytes), device_(device) {}
-  ~Storage() { device_runtime(device_.type).release(data_, bytes_); }
+  /// Memory of the CPU that `owner` keeps for as long as it is needed here.
+  Storage(void* data, int64_t bytes, std::shared_ptr<void> owner)
+      : data_(data), bytes_(bytes), owner_(std::move(owner)) {
+    device_runtime(device_.type).count_foreign(bytes_);
+  }
+  ~Storage() {
+    if (owner_ == nullptr) {
+      device_runtime(device_.type).release(data_, bytes_);
+    } else {
+      device_runtime(device_.type).count_foreign(-bytes_);
+    }
+  }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
@@ -25,6 +37,7 @@ class Storage {
   void* data_;
   int64_t bytes_;
   Device device_;
+  std::shared_ptr<void> owner_;  // null: the device runtime
 };
 
 }  // namespace shoal

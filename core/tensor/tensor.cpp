@@ -16,6 +16,14 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
   return t;
 }
 
+Tensor Tensor::over(std::shared_ptr<void> owner, void* data, const Shape& shape, DType dtype) {
+  Tensor t;
+  t.shape_ = shape;
+  t.dtype_ = dtype;
+  t.storage_ = std::make_shared<Storage>(data, shape.numel() * dtype_size(dtype), std::move(owner));
+  return t;
+}
+
 Tensor Tensor::from_host(const void* values, int64_t count, DType dtype, const Shape& shape, Device device) {
   SHOAL_CHECK(count == shape.numel(), "Tensor::from: shape ", shape, " has ", shape.numel(),
               " elements, got ", count);

@@ -33,6 +33,8 @@ class Tensor {
   static Tensor zeros_like(const Tensor& other) {
     return zeros(other.shape(), other.dtype(), other.device());
   }
+  /// The elements that lie at `data`, in memory that `owner` keeps.
+  static Tensor over(std::shared_ptr<void> owner, void* data, const Shape& shape, DType dtype);
   /// Copies host values (T matches the dtype) into a new tensor.
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape, Device device = {}) {

@@ -1,6 +1,9 @@
 // SharedCommunicator over ranks that are threads; over processes in tests/mpi.
 #include "parallel/shared_communicator.h"
 
+#include <filesystem>
+#include <fstream>
+
 #include "parallel/open_calls.h"
 #include "parallel/shared_group.h"
 #include "tests/parallel/communicator_suite.h"
@@ -85,6 +88,57 @@ TEST(SharedCommunicator, CountsThatDoNotFitAreNamed) {
       EXPECT_TRUE(error.starts_with(want) && error.empty() == want.empty()) << error;
     });
   }
+}
+
+TEST(SharedCommunicator, DifferingPartsOfASharedTensorAreRefused) {
+  run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    const auto shared = share_memory(world);
+    const Tensor x = shared->shared_zeros({64}, DType::f32);
+    const std::string error =
+        testing::error_of([&] { shared->all_reduce(x.flat(world->rank(), 8), ReduceOp::sum).wait(); });
+    EXPECT_NE(error.find("passes another part of the shared tensors"), std::string::npos) << error;
+  });
+}
+
+TEST(SharedCommunicator, SharedTensorsCountAsMemoryInUse) {
+  const int64_t before = device_runtime(DeviceType::cpu).stats().current_bytes;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const auto shared = share_memory(world);
+    const Tensor x = shared->shared_zeros({1000}, DType::f32);
+    shared->barrier();
+    EXPECT_GE(device_runtime(DeviceType::cpu).stats().current_bytes, before + 8000);
+    shared->barrier();
+  });
+  EXPECT_EQ(device_runtime(DeviceType::cpu).stats().current_bytes, before);
+}
+
+/// Lines of a file of this process that name shared memory of Shoal.
+int num_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:shoal") != std::string::npos;
+  return count;
+}
+
+int num_open_files() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    count += std::filesystem::read_symlink(entry, ignored).string().find("memfd:shoal") != std::string::npos;
+  }
+  return count;
+}
+
+TEST(SharedCommunicator, ItsMemoryHasNoNameNoOpenFileAndGoesWithIt) {
+  run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    const auto shared = share_memory(world);
+    const Tensor x = shared->shared_zeros({1000}, DType::f32);
+    shared->barrier();
+    EXPECT_EQ(num_mappings(), 2);  // threads share each of them
+    EXPECT_EQ(num_open_files(), 0);
+    shared->barrier();
+  });
+  EXPECT_EQ(num_mappings(), 0);
 }
 
 TEST(SharedCommunicator, WithoutEnoughMemoryTheOtherTransportIsUsedAndSaysSo) {
