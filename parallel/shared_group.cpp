@@ -153,9 +153,10 @@ void SharedGroup::progress() {
 bool SharedGroup::all_past(Stage stage, uint64_t chunk) {
   uint64_t& seen = seen_[stage];
   if (seen > chunk) return true;
-  seen = counters_[0]->chunks[stage].load(std::memory_order_acquire);
-  for (size_t r = 1; r < counters_.size() && seen > chunk; r++)
-    seen = std::min(seen, counters_[r]->chunks[stage].load(std::memory_order_acquire));
+  uint64_t least = UINT64_MAX;
+  for (const Counters* counters : counters_)
+    least = std::min(least, counters->chunks[stage].load(std::memory_order_acquire));
+  seen = least;
   return seen > chunk;
 }
 

@@ -22,6 +22,9 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kPage = 4096;
+// Names that older headers lack; older kernels refuse the values.
+constexpr int kPopulateWrite = 23;   // MADV_POPULATE_WRITE
+constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL: without it some systems refuse, others warn
 
 int64_t round_up(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
@@ -45,9 +48,7 @@ int64_t available_memory() {
 
 /// Makes the pages present and writable here. Changes nothing, also while others write.
 void touch(std::byte* data, int64_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  if (madvise(data, static_cast<size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
-#endif
+  if (madvise(data, static_cast<size_t>(bytes), kPopulateWrite) == 0) return;
   for (int64_t at = 0; at < bytes; at += kPage)
     std::atomic_ref(*reinterpret_cast<uint32_t*>(data + at)).fetch_or(0, std::memory_order_relaxed);
 }
@@ -81,7 +82,8 @@ int create_file(int64_t total_bytes, std::string& reason) {
                  " are free");
     return -1;
   }
-  const int file = memfd_create("shoal", MFD_CLOEXEC);
+  int file = memfd_create("shoal", MFD_CLOEXEC | kNoExecSeal);
+  if (file < 0) file = memfd_create("shoal", MFD_CLOEXEC);
   if (file < 0) reason = str("they need ", human_bytes(total_bytes), "; ", system_error("memfd_create"));
   if (file >= 0 && ::ftruncate(file, total_bytes) != 0)
     reason = str("they need ", human_bytes(total_bytes), "; ", system_error("ftruncate"));

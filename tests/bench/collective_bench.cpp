@@ -24,6 +24,11 @@ constexpr int64_t kLargest = int64_t{64} << 20;
 
 struct Buffers {
   Tensor in, out;
+  Tensor shared;  // as gradient buckets are allocated
+};
+struct Group {
+  std::shared_ptr<Communicator> communicator;
+  Buffers buffers;
 };
 struct Case {
   const char* name;
@@ -38,6 +43,8 @@ std::vector<Case> cases() {
   return {
       {"all_reduce", [](Communicator& g, const Buffers& b,
                         int64_t n) { g.all_reduce(b.in.flat(0, n), ReduceOp::sum).wait(); }},
+      {"all_reduce bucket", [](Communicator& g, const Buffers& b,
+                               int64_t n) { g.all_reduce(b.shared.flat(0, n), ReduceOp::sum).wait(); }},
       {"reduce_scatter",
        [](Communicator& g, const Buffers& b, int64_t n) {
          g.reduce_scatter(b.in.flat(0, n), b.out.flat(0, n / g.size()), ReduceOp::sum).wait();
@@ -69,19 +76,19 @@ std::string figures(std::vector<double> us, int64_t bytes) {
   return fmt::format("{:>11.1f} us {:>6.2f} ({:>6.2f}) GB/s", median, rate(median), rate(us.front()));
 }
 
-void measure(const Case& one, const std::vector<Communicator*>& groups, const Buffers& buffers,
-             int64_t bytes) {
+void measure(const Case& one, const std::vector<Group>& groups, int64_t bytes) {
   const int repeats = static_cast<int>(std::clamp<int64_t>((int64_t{16} << 20) / bytes, 2, 200));
   std::vector<std::vector<double>> times(groups.size());
   for (int round = -1; round < kRounds; round++) {
     for (size_t g = 0; g < groups.size(); g++) {
       const double us = time_once(
-          *groups[g], [&] { one.run(*groups[g], buffers, bytes / 4); }, repeats);
+          *groups[g].communicator, [&] { one.run(*groups[g].communicator, groups[g].buffers, bytes / 4); },
+          repeats);
       if (round >= 0) times[g].push_back(us);
     }
   }
-  if (groups[0]->rank() != 0) return;
-  std::string line = fmt::format("{:<16}{:>10}", one.name, bytes);
+  if (groups[0].communicator->rank() != 0) return;
+  std::string line = fmt::format("{:<18}{:>10}", one.name, bytes);
   for (const auto& values : times) line += figures(values, bytes);
   fmt::print("{}\n", line);
   std::fflush(stdout);
@@ -91,13 +98,15 @@ int run(const std::shared_ptr<Communicator>& world) {
   if (world->size() == 1) throw UsageError("collective_bench: needs ranks; start it with mpirun -n 2");
   const auto mpi = make_mpi_world(), shared = share_memory(make_mpi_world());
   if (!uses_shared_memory(*shared)) throw Error("collective_bench: the ranks cannot share memory");
-  const Buffers buffers{filled(kLargest / 4), filled(kLargest / 4 * world->size())};
+  const Tensor in = filled(kLargest / 4), out = filled(kLargest / 4 * world->size());
+  std::vector<Group> groups;
+  for (const auto& communicator : {mpi, shared})
+    groups.push_back({communicator, {in, out, communicator->shared_zeros({kLargest / 4}, DType::f32)}});
   if (world->rank() == 0)
-    fmt::print("{} ranks{:<8}{:>10}{:>34}{:>34}\n", world->size(), "", "bytes", "MPI", "shared memory");
+    fmt::print("{} ranks{:<10}{:>10}{:>34}{:>34}\n", world->size(), "", "bytes", "MPI", "shared memory");
   for (const Case& one : cases()) {
     const bool sized = std::string(one.name) != "barrier";
-    for (int64_t bytes = 256; bytes <= (sized ? kLargest : 256); bytes *= 4)
-      measure(one, {mpi.get(), shared.get()}, buffers, bytes);
+    for (int64_t bytes = 256; bytes <= (sized ? kLargest : 256); bytes *= 4) measure(one, groups, bytes);
   }
   return 0;
 }

@@ -1,5 +1,7 @@
 #include "parallel/mpi_communicator.h"
 
+#include <sys/resource.h>
+
 #include <thread>
 
 #include "parallel/open_calls.h"
@@ -215,6 +217,38 @@ TEST(MpiCommunicator, NamesBothCallsWhenChecksAreOn) {
     GTEST_SKIP() << "needs SHOAL_CHECK_COLLECTIVES=1; the ctest mpi_checked runs this";
   }
   for (const char* name : {"mpi", "shared"}) check_mismatches(*transport(name).world);
+}
+
+TEST(MpiCommunicator, SteadyCallsOverSharedMemoryMeetNoPageFaults) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "ASan maps memory for its own book-keeping";
+#endif
+  Communicator& world = *transport("shared").world;
+  const int n = world.size();
+  const int64_t count = 60000;
+  const Tensor bucket = world.shared_zeros({count}, DType::f32), x = Tensor::zeros({count}, DType::f32),
+               part = Tensor::zeros({count}, DType::f32), all = Tensor::zeros({n * count}, DType::f32),
+               all_out = Tensor::zeros({n * count}, DType::f32);
+  const std::vector<int64_t> rows(static_cast<size_t>(n), count);
+  auto step = [&] {
+    Work sum = world.all_reduce(bucket, ReduceOp::sum), copies = world.all_reduce(x, ReduceOp::sum);
+    world.reduce_scatter(all, part, ReduceOp::sum).wait();
+    world.all_gather(part, all).wait();
+    world.all_to_all(all, all_out, rows, rows).wait();
+    world.broadcast(x, 0).wait();
+    sum.wait();
+    copies.wait();
+    world.barrier();
+  };
+  auto faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_minflt + usage.ru_majflt;
+  };
+  for (int i = 0; i < 5; i++) step();
+  const auto before = faults();
+  for (int i = 0; i < 20; i++) step();
+  EXPECT_EQ(faults() - before, 0);
 }
 
 TEST(MpiCommunicator, TheWorldOfAJobIsOverTheTransportThatWasAskedFor) {
