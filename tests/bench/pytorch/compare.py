@@ -2,9 +2,9 @@
 
     tests/bench/pytorch/compare.py FOLDER tests/bench/configs/moe.yaml --precision bf16
 
-FOLDER is what setup.sh made. First every variant of PyTorch that may be the fastest is tried, unless --variant names one;
-then rounds of the best one and Shoal follow each other. Both start from the same weights and see the same tokens, so their
-losses must agree; a difference ends the comparison.
+FOLDER is what setup.sh made. First the variants of PyTorch that may be the fastest are tried, unless --variant names
+one; then rounds of the best one and Shoal follow each other. Both start from the same weights and see the same tokens,
+so their losses must agree; a difference ends the comparison.
 """
 import argparse
 import json
@@ -48,7 +48,7 @@ class Bench:
         self.moe = False
 
     def shoal(self, name, layout, *overrides):
-        """Trains with Shoal; returns the peak memory of all ranks in MiB. As many MiB as ranks x the largest rank."""
+        """Trains with Shoal; returns the peak memory in MiB: that of the largest rank times the ranks."""
         ranks = self.args.cores if layout == "ep" else 1
         command = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks > 1 else []
         command += [self.args.shoal, "train", self.args.config, *self.args.override, f"run.folder={self.folder}",
@@ -121,10 +121,10 @@ class Bench:
                 continue
             if not self.moe and any(word in EXPERTS_ONLY for word in switch):
                 continue
-            kept = switches[:switches.index("--layout")] if switch[0] == "--layout" and "--layout" in switches else switches
-            result = self.measure_torch(environment, kept + switch, few)
+            tried = [*switches, *switch]  # a second --layout replaces the first
+            result = self.measure_torch(environment, tried, few)
             if result and result["tokens_per_s"] > best:
-                best, switches = result["tokens_per_s"], kept + switch
+                best, switches = result["tokens_per_s"], tried
         return best, environment, switches
 
 
@@ -148,14 +148,16 @@ def print_summary(rounds, layouts, flops):
 
     torch_speed = median(r["torch"]["tokens_per_s"] for r in rounds)
     torch_peak = median(r["torch"]["peak_mib"] for r in rounds)
-    print(f"PyTorch: median {torch_speed:.0f} tokens/s, {torch_speed * flops / 1e9:.0f} GFLOP/s, {torch_peak:.0f} MiB")
+    torch_own = torch_peak - median(r["torch"]["library_mib"] for r in rounds)
+    print(f"PyTorch: median {torch_speed:.0f} tokens/s, {torch_speed * flops / 1e9:.0f} GFLOP/s, {torch_peak:.0f} MiB, "
+          f"{torch_own:.0f} MiB without its libraries")
     for layout in layouts:
         speed = median(r[layout]["tokens_per_s"] for r in rounds)
         peak = median(r[layout]["peak_mib"] for r in rounds)
         ratios = [r[layout]["tokens_per_s"] / r["torch"]["tokens_per_s"] for r in rounds]
         print(f"Shoal, {layout}: median {speed:.0f} tokens/s, {speed * flops / 1e9:.0f} GFLOP/s, {peak:.0f} MiB; "
               f"{median(ratios):.2f} x PyTorch ({', '.join(f'{ratio:.2f}' for ratio in ratios)}), "
-              f"{100 * peak / torch_peak:.0f} % of its memory")
+              f"{100 * peak / torch_peak:.0f} % of its memory, {100 * peak / torch_own:.0f} % without its libraries")
 
 
 def main():
@@ -176,8 +178,8 @@ def main():
             for layout in layouts:
                 result[layout] = bench.measure_shoal(i, layout)
                 worst = check_losses(args.precision, result["torch"], result[layout], layout)
-                print(f"  Shoal, {layout}: {result[layout]['tokens_per_s']:.0f} tokens/s, {result[layout]['peak_mib']:.0f} "
-                      f"MiB; losses differ by at most {worst:.1e}", flush=True)
+                print(f"  Shoal, {layout}: {result[layout]['tokens_per_s']:.0f} tokens/s, "
+                      f"{result[layout]['peak_mib']:.0f} MiB; losses differ by at most {worst:.1e}", flush=True)
             print(f"round {i + 1}, load average {os.getloadavg()[0]:.1f}", flush=True)
             rounds.append(result)
         print_summary(rounds, layouts, bench.flops)

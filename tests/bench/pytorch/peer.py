@@ -123,7 +123,8 @@ def load_weights(model, run):
             value = value.chunk(WORLD)[RANK]
         params.pop(name).data.copy_(value)
     if params or count != run.params:
-        raise SystemExit(f"{run.folder}: not the peer's model: {sorted(params)} missing, {count} of {run.params} values")
+        raise SystemExit(f"{run.folder}: not the peer's model: {sorted(params)} are missing, "
+                         f"{count} of {run.params} values are there")
 
 
 def decays(name):

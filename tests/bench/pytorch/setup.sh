@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the scratch environments of the comparison with PyTorch, outside the repository and without root:
 #   tests/bench/pytorch/setup.sh FOLDER
-# FOLDER/newest/python is the newest PyTorch that pip finds, FOLDER/debian/python Debian's python3-torch, unpacked and not
-# installed, on OpenBLAS with OpenMP. FOLDER/versions says what both are. What is there already is kept. About 7 GB: the
-# packages that pip finds are built for CUDA too, and do not load without its libraries; the CPU part is the same.
+# FOLDER/newest/python is the newest PyTorch that pip finds, FOLDER/debian/python Debian's python3-torch, unpacked and
+# not installed, on OpenBLAS with OpenMP. FOLDER/versions says what both are. What is there already is kept. About 7 GB:
+# the packages that pip finds are built for CUDA too and do not load without its libraries; the CPU part is the same.
 set -euo pipefail
 
 [[ $# -eq 1 && $1 != -* ]] || {
@@ -29,7 +29,8 @@ make_debian() {
   local part=$folder/debian.part packages
   rm -rf "$part"
   mkdir -p "$part/packages"
-  mapfile -t packages < <(apt-get install -s --no-install-recommends python3-torch python3-h5py | awk '/^Inst/ { print $2 }')
+  mapfile -t packages < <(apt-get install -s --no-install-recommends python3-torch python3-h5py |
+    awk '/^Inst/ { print $2 }')
   (cd "$part/packages" && apt-get download -q "${packages[@]}" >download.log 2>&1) || {
     tail -n 5 "$part/packages/download.log" >&2
     exit 1
@@ -54,7 +55,7 @@ for name in newest debian; do
   "$folder/$name/python" - "$name" <<'VERSIONS'
 import platform, sys, torch
 config = [line.strip(" -") for line in torch.__config__.show().splitlines()]
-libraries = [line for line in config if "Kernel Library" in line or "DNN" in line and "v" in line]
-print(f"{sys.argv[1]}: Python {platform.python_version()}, PyTorch {torch.__version__}; " + "; ".join(libraries[:2]))
+libraries = [line for line in config if line.startswith("Intel(R)")]
+print("; ".join([f"{sys.argv[1]}: Python {platform.python_version()}, PyTorch {torch.__version__}", *libraries]))
 VERSIONS
 done | tee "$folder/versions"
