@@ -13,12 +13,14 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "parallel/collective_call.h"
 #include "parallel/open_calls.h"
 #include "parallel/shared_segment.h"
+#include "parallel/stream_choice.h"
 
 namespace shoal {
 
@@ -83,9 +85,12 @@ class SharedGroup final : public OpenCalls {
   void plan_exchange(SharedCall& call) const;
   bool find_region(SharedCall& call) const;
   // The bytes of one chunk of a call (shared_transfer.cpp).
-  void write(const SharedCall& call, uint64_t chunk) const;
-  void reduce(const SharedCall& call, uint64_t chunk) const;
-  void reduce_in_place(const SharedCall& call) const;
+  void write(const SharedCall& call, uint64_t chunk);
+  void reduce(const SharedCall& call, uint64_t chunk);
+  void reduce_in_place(const SharedCall& call);
+  void give(std::byte* to, const std::byte* from, int64_t bytes);
+  void sum_for_others(const SharedCall& call, std::span<const std::byte* const> parts,
+                      std::span<std::byte* const> outs, size_t num_for_others, int64_t bytes);
   void read(const SharedCall& call, uint64_t chunk) const;
   void read_sum(const SharedCall& call, uint64_t chunk) const;
   void read_parts(const SharedCall& call, uint64_t chunk) const;
@@ -106,6 +111,7 @@ class SharedGroup final : public OpenCalls {
   std::array<size_t, 3> at_{};                     // the call of that chunk: position in calls_
   std::deque<std::shared_ptr<SharedCall>> calls_;  // not finished, in order
   uint64_t num_calls_ = 0;
+  StreamChoice copies_, sums_;
 };
 
 }  // namespace shoal

@@ -1,5 +1,6 @@
 // How a SharedGroup moves and sums the bytes of one chunk. The order of the sums is that of reduce_parts.
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "core/ops/reduce.h"
@@ -10,6 +11,8 @@
 namespace shoal {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kLine = 64;
 
@@ -24,11 +27,6 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-/// Into a slot, for another core to read.
-void give(std::byte* to, const std::byte* from, int64_t bytes) {
-  stream_bytes(Device{}, to, from, bytes);
-}
-
 int64_t index_of(const SharedCall& call, uint64_t chunk) {
   return static_cast<int64_t>(chunk - call.first_chunk);
 }
@@ -41,8 +39,27 @@ void sum(const SharedCall& call, std::span<const std::byte* const> parts, std::s
 
 }  // namespace
 
+/// Into a slot, for another core to read.
+void SharedGroup::give(std::byte* to, const std::byte* from, int64_t bytes) {
+  const auto begin = Clock::now();
+  if (copies_.streams()) {
+    stream_bytes(Device{}, to, from, bytes);
+  } else {
+    copy_bytes(to, from, bytes);
+  }
+  copies_.note(bytes, Clock::now() - begin);
+}
+
+/// A sum of which the first `num_for_others` outputs are for other cores to read.
+void SharedGroup::sum_for_others(const SharedCall& call, std::span<const std::byte* const> parts,
+                                 std::span<std::byte* const> outs, size_t num_for_others, int64_t bytes) {
+  const auto begin = Clock::now();
+  sum(call, parts, outs, sums_.streams() ? num_for_others : 0, bytes);
+  sums_.note(bytes * static_cast<int64_t>(outs.size()), Clock::now() - begin);
+}
+
 /// Puts into this rank's slot what others need of it.
-void SharedGroup::write(const SharedCall& call, uint64_t chunk) const {
+void SharedGroup::write(const SharedCall& call, uint64_t chunk) {
   std::byte* to = slot(facts_.rank, chunk);
   const int64_t index = index_of(call, chunk), bytes = call.bytes();
   const Piece piece = call.chunk(bytes, index);
@@ -72,7 +89,7 @@ void SharedGroup::write(const SharedCall& call, uint64_t chunk) const {
 }
 
 /// all_reduce: this rank's piece of the chunk, into its slot for the others and into its own tensor.
-void SharedGroup::reduce(const SharedCall& call, uint64_t chunk) const {
+void SharedGroup::reduce(const SharedCall& call, uint64_t chunk) {
   if (call.way == Way::in_place) return reduce_in_place(call);
   const Piece range = call.chunk(call.bytes(), index_of(call, chunk));
   const Piece mine = piece_of(range.bytes, facts_.rank, facts_.size);
@@ -82,17 +99,17 @@ void SharedGroup::reduce(const SharedCall& call, uint64_t chunk) const {
         r == facts_.rank ? call.in(range.begin + mine.begin) : slot(r, chunk) + mine.begin;
   }
   std::byte* const outs[] = {slot(facts_.rank, chunk) + mine.begin, call.out(range.begin + mine.begin)};
-  sum(call, parts, outs, 1, mine.bytes);
+  sum_for_others(call, parts, outs, 1, mine.bytes);
 }
 
 /// The same for a tensor that all ranks have mapped: from all tensors into all tensors.
-void SharedGroup::reduce_in_place(const SharedCall& call) const {
+void SharedGroup::reduce_in_place(const SharedCall& call) {
   const std::shared_ptr<SharedSegment> memory = regions_[static_cast<size_t>(call.region)].lock();
   const Piece mine = piece_of(call.bytes(), facts_.rank, facts_.size);
   std::vector<std::byte*> tensors;
   for (int r = 0; r < facts_.size; r++) tensors.push_back(memory->part(r) + call.offset + mine.begin);
   const std::vector<const std::byte*> parts(tensors.begin(), tensors.end());
-  sum(call, parts, tensors, tensors.size(), mine.bytes);
+  sum_for_others(call, parts, tensors, tensors.size(), mine.bytes);
 }
 
 /// Takes from the other ranks what this one needs.

@@ -32,6 +32,7 @@ struct Group {
 };
 struct Case {
   const char* name;
+  bool in_bucket;  // works on the shared tensor
   std::function<void(Communicator& group, const Buffers& buffers, int64_t count)> run;
 };
 
@@ -41,32 +42,42 @@ Tensor filled(int64_t count) {
 
 std::vector<Case> cases() {
   return {
-      {"all_reduce", [](Communicator& g, const Buffers& b,
-                        int64_t n) { g.all_reduce(b.in.flat(0, n), ReduceOp::sum).wait(); }},
-      {"all_reduce bucket", [](Communicator& g, const Buffers& b,
-                               int64_t n) { g.all_reduce(b.shared.flat(0, n), ReduceOp::sum).wait(); }},
-      {"reduce_scatter",
+      {"all_reduce", false,
+       [](Communicator& g, const Buffers& b, int64_t n) {
+         g.all_reduce(b.in.flat(0, n), ReduceOp::sum).wait();
+       }},
+      {"all_reduce bucket", true,
+       [](Communicator& g, const Buffers& b, int64_t n) {
+         g.all_reduce(b.shared.flat(0, n), ReduceOp::sum).wait();
+       }},
+      {"reduce_scatter", false,
        [](Communicator& g, const Buffers& b, int64_t n) {
          g.reduce_scatter(b.in.flat(0, n), b.out.flat(0, n / g.size()), ReduceOp::sum).wait();
        }},
-      {"all_gather", [](Communicator& g, const Buffers& b,
-                        int64_t n) { g.all_gather(b.in.flat(0, n), b.out.flat(0, n * g.size())).wait(); }},
-      {"all_to_all",
+      {"all_gather", false,
+       [](Communicator& g, const Buffers& b, int64_t n) {
+         g.all_gather(b.in.flat(0, n), b.out.flat(0, n * g.size())).wait();
+       }},
+      {"all_to_all", false,
        [](Communicator& g, const Buffers& b, int64_t n) {
          const std::vector<int64_t> rows(static_cast<size_t>(g.size()), n / g.size());
          g.all_to_all(b.in.flat(0, n), b.out.flat(0, n), rows, rows).wait();
        }},
-      {"barrier", [](Communicator& g, const Buffers&, int64_t) { g.barrier(); }},
+      {"barrier", false, [](Communicator& g, const Buffers&, int64_t) { g.barrier(); }},
   };
 }
 
-/// Microseconds of one call.
-double time_once(Communicator& group, const std::function<void()>& call, int repeats) {
-  group.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < repeats; i++) call();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() /
-         repeats;
+/// Microseconds of one call, from when all ranks have written what they give.
+double time_calls(const Case& one, const Group& group, int64_t count, int repeats) {
+  double total = 0;
+  for (int i = 0; i < repeats; i++) {
+    (one.in_bucket ? group.buffers.shared : group.buffers.in).flat(0, count).set_zero();
+    group.communicator->barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    one.run(*group.communicator, group.buffers, count);
+    total += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  }
+  return total / repeats;
 }
 
 std::string figures(std::vector<double> us, int64_t bytes) {
@@ -81,9 +92,7 @@ void measure(const Case& one, const std::vector<Group>& groups, int64_t bytes) {
   std::vector<std::vector<double>> times(groups.size());
   for (int round = -1; round < kRounds; round++) {
     for (size_t g = 0; g < groups.size(); g++) {
-      const double us = time_once(
-          *groups[g].communicator, [&] { one.run(*groups[g].communicator, groups[g].buffers, bytes / 4); },
-          repeats);
+      const double us = time_calls(one, groups[g], bytes / 4, repeats);
       if (round >= 0) times[g].push_back(us);
     }
   }
