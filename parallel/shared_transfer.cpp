@@ -55,7 +55,7 @@ void SharedGroup::sum_for_others(const SharedCall& call, std::span<const std::by
                                  std::span<std::byte* const> outs, size_t num_for_others, int64_t bytes) {
   const auto begin = Clock::now();
   sum(call, parts, outs, sums_.streams() ? num_for_others : 0, bytes);
-  sums_.note(bytes * static_cast<int64_t>(outs.size()), Clock::now() - begin);
+  sums_.note(bytes * (std::ssize(outs) - 1), Clock::now() - begin);  // one output is this rank's own
 }
 
 /// Puts into this rank's slot what others need of it.
