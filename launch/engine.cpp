@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/autograd/tape.h"
+#include "core/base/profiler.h"
 #include "data/batch_loader.h"
 
 namespace shoal {
@@ -27,6 +28,8 @@ int64_t count_tokens(const ModelBatch& batch) {
   return count;
 }
 
+constexpr const char* kSums = "sums and counts";
+
 double value_of(const Tensor& scalar) {
   return scalar.defined() ? scalar.item() : 0;
 }
@@ -47,8 +50,9 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh) : optio
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
 }
 
-StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
-  // The denominators come first, so that losses and gradients are plain sums from here on.
+/// Labels, tokens and stop requests of all ranks.
+std::vector<int64_t> TrainEngine::count_totals(std::span<const ModelBatch> micro_batches, bool request_stop) {
+  const ProfileSection section(kSums, ProfileSection::kWhole);
   int64_t labels = 0, tokens = 0;
   for (const ModelBatch& batch : micro_batches) {
     labels += count_labels(batch);
@@ -56,7 +60,22 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   }
   const Tensor sums = Tensor::from(std::vector<int64_t>{labels, tokens, request_stop ? 1 : 0}, Shape{3});
   mesh_.tokens().all_reduce(sums, ReduceOp::sum).wait();
-  const std::vector<int64_t> totals = sums.to_vector<int64_t>();
+  return sums.to_vector<int64_t>();
+}
+
+void TrainEngine::sum_losses(std::vector<double> own, StepResult& result) {
+  const ProfileSection section(kSums, ProfileSection::kWhole);
+  const Tensor losses = Tensor::from(own, Shape{3});
+  mesh_.tokens().all_reduce(losses, ReduceOp::sum).wait();
+  const std::vector<double> sums = losses.to_vector<double>();
+  result.loss = sums[0];
+  result.aux_loss = sums[1];
+  result.z_loss = sums[2];
+}
+
+StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
+  // The denominators come first, so that losses and gradients are plain sums from here on.
+  const std::vector<int64_t> totals = count_totals(micro_batches, request_stop);
   StepResult result;
   result.labels = totals[0];
   result.tokens = totals[1];
@@ -68,6 +87,7 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   if (model_->needs_measure(n)) {
     const NoGrad no_grad;
     context.pass = Pass::measure;
+    const ProfileScope scope("measure");
     for (const ModelBatch& batch : micro_batches) model_->loss(batch, context);
     model_->end_measure();
     context.pass = Pass::train;
@@ -77,7 +97,10 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   double lm = 0, aux = 0, z = 0;
   for (const ModelBatch& batch : micro_batches) {
     Tape tape;
-    const LossTerms terms = model_->loss(batch, context);
+    const LossTerms terms = [&] {
+      const ProfileForward phase;
+      return model_->loss(batch, context);
+    }();
     lm += value_of(terms.lm);
     aux += value_of(terms.aux);
     z += value_of(terms.z);
@@ -87,12 +110,7 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   reducer_->finish();
 
   result.own_loss_finite = std::isfinite(lm) && std::isfinite(aux) && std::isfinite(z);
-  const Tensor losses = Tensor::from(std::vector<double>{lm, aux, z}, Shape{3});
-  mesh_.tokens().all_reduce(losses, ReduceOp::sum).wait();
-  const std::vector<double> loss_sums = losses.to_vector<double>();
-  result.loss = loss_sums[0];
-  result.aux_loss = loss_sums[1];
-  result.z_loss = loss_sums[2];
+  sum_losses({lm, aux, z}, result);
   result.grad_norm = std::sqrt(global_grad_square_sum(parameters_, mesh_));
   return result;
 }
@@ -106,6 +124,7 @@ StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double l
   result.updated = finite && result.labels > 0;
   if (result.updated) {
     const bool clip = options_.clip_norm > 0 && result.grad_norm > options_.clip_norm;
+    const ProfileSection section("optimizer", ProfileSection::kWhole);
     optimizer_->step(learning_rate, clip ? options_.clip_norm / result.grad_norm : 1);
   }
   result.moe = model_->end_step(result.updated);
@@ -113,6 +132,7 @@ StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double l
 }
 
 TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) {
+  const ProfileSection section("evaluation", ProfileSection::kWhole);
   const NoGrad no_grad;
   ForwardContext context;
   context.pass = Pass::evaluate;

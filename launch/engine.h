@@ -66,6 +66,9 @@ class TrainEngine {
   Device device() const { return options_.device; }
 
  private:
+  std::vector<int64_t> count_totals(std::span<const ModelBatch> micro_batches, bool request_stop);
+  void sum_losses(std::vector<double> own, StepResult& result);
+
   EngineOptions options_;
   const Mesh& mesh_;
   std::unique_ptr<Model> model_;

@@ -34,6 +34,14 @@ void RunOptions::fields(FieldVisitor& v) {
     one_of({"f32", "bf16", "f64"}));
   v("allow_config_change", allow_config_change,
     "resume although settings that change the result differ from the checkpoint's");
+  v("profile", profile,
+    "steps to profile: prints a table of where their time goes and writes a trace of each rank into the "
+    "run's "
+    "folder; 0: off",
+    in_range(0, 1'000'000));
+  v("profile_after", profile_after,
+    "steps of this start before the profile begins (the first ones touch memory for the first time)",
+    in_range(0, kMaxCount));
 }
 
 void SourceOptions::fields(FieldVisitor& v) {
@@ -145,6 +153,10 @@ void check_run(const TrainConfig& config, const ConfigNode& tree, ConfigErrors& 
         "run.name", origin_of(tree, "run.name"),
         str("expected a plain folder name of at most ", kMaxNameBytes, " bytes, got '", shown(name), "'"));
   }
+  if (config.run.profile == 0 && config.run.profile_after != RunOptions::kDefaultProfileAfter) {
+    errors.add("run.profile_after", origin_of(tree, "run.profile_after"),
+               "has no meaning with run.profile: 0; set run.profile to the number of steps to profile");
+  }
   const double tokens = static_cast<double>(config.run.steps) *
                         static_cast<double>(config.data.global_batch) *
                         static_cast<double>(config.data.seq_len);
@@ -252,8 +264,8 @@ bool may_differ(const std::string& key) {
   // (docs/design.md).
   for (const char* prefix :
        {"parallel.", "eval.", "checkpoint.", "run.name", "run.folder", "run.steps", "run.log_every",
-        "run.resume", "run.threads", "run.device", "run.allow_config_change", "data.micro_batch",
-        "data.prepared", "model.recompute"}) {
+        "run.resume", "run.threads", "run.device", "run.allow_config_change", "run.profile",
+        "data.micro_batch", "data.prepared", "model.recompute"}) {
     if (key.starts_with(prefix)) return true;
   }
   return false;

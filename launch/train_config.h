@@ -25,6 +25,8 @@ struct RunOptions {
   AutoInt threads;
   std::string device = "cpu", precision = "f32";
   bool allow_config_change = false;
+  int64_t profile = 0, profile_after = kDefaultProfileAfter;
+  static constexpr int64_t kDefaultProfileAfter = 3;
   DType dtype() const { return precision == "f64" ? DType::f64 : DType::f32; }  // of parameters
   bool bf16() const { return precision == "bf16"; }
   void fields(FieldVisitor& v);

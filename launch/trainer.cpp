@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -12,8 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
-#include "core/ops/bf16_linear.h"
-#include "core/ops/linear.h"
+#include "launch/ceilings.h"
 #include "launch/checkpoint_agreement.h"
 #include "launch/console.h"
 #include "launch/finite.h"
@@ -23,38 +21,6 @@
 #include "parallel/bootstrap.h"
 
 namespace shoal {
-
-namespace {
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
-
-double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
-  const int64_t n = 512;
-  const bool bf16 = dtype == DType::bf16;
-  const Tensor a = Tensor::zeros({n, n}, dtype, device), c = Tensor::zeros({n, n}, dtype, device);
-  const Tensor b = Tensor::zeros({n, n}, stats_dtype(dtype), device);
-  const PackedWeight copies = bf16 ? packed_weight(b) : PackedWeight{};
-  world.barrier();
-  double best = 0;
-  const double start = now_seconds();
-  while (now_seconds() - start < 0.25) {
-    const double before = now_seconds();
-    for (int i = 0; i < 4; i++) {
-      if (bf16) {
-        packed_gemm_rows(device, a, copies.forward, c, {&n, 1});
-      } else {
-        gemm(device, Gemm{false, true, false}, a, b, c);
-      }
-    }
-    device_runtime(device.type).synchronize();
-    best = std::max(best, 4 * 2.0 * static_cast<double>(n * n * n) / (now_seconds() - before));
-  }
-  return best;
-}
 
 Trainer::Trainer(LoadedConfig loaded, std::shared_ptr<Communicator> world)
     : loaded_(std::move(loaded)),
@@ -201,7 +167,10 @@ void Trainer::note_update(const StepResult& result) {
 
 StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_requested) {
   const double begin = now_seconds();
-  const std::vector<ModelBatch> batches = next_micro_batches();
+  const std::vector<ModelBatch> batches = [&] {
+    const ProfileSection section("data", ProfileSection::kWhole);
+    return next_micro_batches();
+  }();
   StepMetrics metrics;
   metrics.step = step;
   metrics.learning_rate = schedule_->at(step);
@@ -255,6 +224,7 @@ StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_reque
 }
 
 void Trainer::log_step(const StepMetrics& step) {
+  const ProfileSection section("log", ProfileSection::kWhole);
   StepMetrics m = step;
   m.tokens_per_s = static_cast<double>(tokens_in_steps_) / seconds_in_steps_;
   m.step_ms = 1000 * seconds_in_steps_ /
@@ -296,6 +266,7 @@ void Trainer::show_status() {
 }
 
 EvalMetrics Trainer::evaluate() {
+  const ProfileSection section("evaluation", ProfileSection::kWhole);
   log::status(str("evaluating after step ", progress_.step));
   return evaluate_model(*engine_, data_, config_, progress_.step);
 }
@@ -337,6 +308,7 @@ void Trainer::save_if_due(bool stop) {
 
 void Trainer::save() {
   if (last_saved_ == progress_.step) return;
+  const ProfileSection section("checkpoint", ProfileSection::kWhole);
   if (const std::string bad = first_not_finite(engine_->state(), *world_); !bad.empty()) {
     diverged_ = str("after step ", progress_.step, " ", bad, " is not finite");
     return;
@@ -363,6 +335,18 @@ void Trainer::save() {
 void Trainer::print_summary() const {
   if (world_->rank() != 0) return;
   log::info(run_summary(config_, *engine_, data_, peak_flops_, progress_.step));
+}
+
+void Trainer::start_profile() {
+  if (config_.run.profile == 0) return;
+  ProfileOptions options;
+  options.after = config_.run.profile_after;
+  options.steps = config_.run.profile;
+  options.folder = std::filesystem::path(config_.run_folder()) / "profile";
+  options.title = config_.run.name;
+  options.tokens_per_step = static_cast<double>(config_.data.global_batch * config_.data.seq_len);
+  options.model_flops_per_token = engine_->model().facts().flops_per_token();
+  profile_ = std::make_unique<StepProfile>(options, measure_ceilings(config_.run.dtype(), *world_), *mesh_);
 }
 
 // Rows without a checkpoint: it was never saved, or it was lost. Training cannot but begin anew, but says so.
@@ -404,6 +388,7 @@ TrainEnd Trainer::run() {
     save_tokenizer(*data_.tokenizer, run_tokenizer_path(config_.run_folder()));
   }
   print_summary();
+  start_profile();
   device_runtime(device_.type).reset_peak();
 
   first_step_ = progress_.step + 1;
@@ -423,6 +408,7 @@ TrainEnd Trainer::run() {
     if (diverged_.empty()) save_if_due(false);
   }
   for (int64_t step = first_step_; step <= steps && !stop && diverged_.empty(); step++) {
+    if (profile_) profile_->begin_step(step);
     const StepMetrics metrics = train_step(step, stop_signal_seen(), stop);
     const bool last = step == steps;
     if (not_finite_in_a_row_ >= kMaxSkippedInARow || (last && not_finite_in_a_row_ > 0)) {
@@ -435,8 +421,10 @@ TrainEnd Trainer::run() {
     show_status();
     if (diverged_.empty()) evaluate_if_due();
     if (diverged_.empty()) save_if_due(stop);
+    if (profile_) profile_->end_step();
   }
   prefetch_.reset();
+  if (profile_) profile_->finish();
   return finish(stop && progress_.step < steps);
 }
 

@@ -12,6 +12,7 @@
 #include "launch/checkpoint.h"
 #include "launch/engine.h"
 #include "launch/metrics.h"
+#include "launch/profile.h"
 #include "launch/step_table.h"
 #include "launch/train_config.h"
 #include "optim/schedule.h"
@@ -78,6 +79,7 @@ class Trainer {
   void build();
   void keep_old_metrics() const;
   void print_summary() const;
+  void start_profile();
   void restore();
   void check_resumed_config(const LoadedCheckpoint& found);
   StepMetrics train_step(int64_t step, bool stop_signal, bool& stop_requested);
@@ -104,6 +106,7 @@ class Trainer {
   std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<CheckpointStore> checkpoints_;
   std::unique_ptr<PrefetchingLoader> prefetch_;
+  std::unique_ptr<StepProfile> profile_;  // null: off
   MetricsWriter metrics_;
   Progress progress_;
   std::string run_id_;  // see run_folder.h
@@ -123,8 +126,5 @@ class Trainer {
   double start_seconds_ = 0, status_seconds_ = 0;  // when training began and the status line was last shown
   int64_t first_step_ = 1;
 };
-
-/// GEMM FLOP/s of this rank's team, measured for about a quarter of a second while all ranks do the same.
-double measure_gemm_flops(Device device, DType dtype, Communicator& world);
 
 }  // namespace shoal

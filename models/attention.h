@@ -26,6 +26,8 @@ class AttentionLayer final : public Module {
 
  private:
   Tensor project(const Tensor& x_TD) const;
+  Tensor rotate(const Tensor& qkv, const AttentionSpec& spec, const Tensor& positions_T);
+  static Tensor attend(const Tensor& qkv, const AttentionSpec& spec);
   Tensor output(const Tensor& y) const;
   AttentionSpec spec(int64_t batch, int64_t seq) const;
 

@@ -1,5 +1,6 @@
 #include "models/ffn.h"
 
+#include "core/base/profiler.h"
 #include "core/ops/activation.h"
 #include "core/ops/linear.h"
 
@@ -59,6 +60,7 @@ Ffn::Ffn(const FfnShape& shape, const Choice& activation, const BuildContext& co
 }
 
 Tensor Ffn::forward(const Tensor& x_TD) const {
+  const ProfileSection section("ffn");
   const int64_t D = shape_.hidden_size, up = w1_->value.numel() / D;
   const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
   return linear(activation_->forward(linear(x_TD, w1_->value.view({up, D}), b1)), w2_->value, b2);

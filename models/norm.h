@@ -2,6 +2,7 @@
 // addition.
 #pragma once
 
+#include "core/base/profiler.h"
 #include "core/nn/module.h"
 #include "core/ops/norm.h"
 
@@ -26,11 +27,13 @@ class Norm final : public Module {
   }
   /// In the computing dtype.
   Tensor forward(const Tensor& x_TD) const {
+    const ProfileSection section("norms");
     return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)
                              : rms_norm(x_TD, weight_->value, shape_.eps, y_dtype_);
   }
   /// {norm(x + residual), x + residual}; the sum keeps the residual's dtype.
   NormResult forward(const Tensor& x_TD, const Tensor& residual_TD) const {
+    const ProfileSection section("norms");
     return shape_.layer_norm ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
                              : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
   }

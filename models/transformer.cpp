@@ -5,6 +5,7 @@
 
 #include "core/autograd/recompute.h"
 #include "core/autograd/tape.h"
+#include "core/base/profiler.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
@@ -113,6 +114,7 @@ Tensor Transformer::head_weight() const {
 }
 
 Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
+  const ProfileSection section("embedding");
   const Tensor x_TD = position_->embed(embedding(embedding_->value, tokens_T), positions_T);
   // Between pre-norms the residual stream keeps the parameters' dtype; after post-norms there is none.
   return final_norm_ || x_TD.dtype() == compute_ ? x_TD : cast(x_TD, compute_);
@@ -127,12 +129,14 @@ Transformer::Features Transformer::features(const ModelBatch& batch, const Forwa
   position_->prepare(batch.seq);
   Features out;
   Block::Stream stream{embed(batch.tokens_T, batch.positions_T), {}};
-  for (auto& block : blocks_) {
+  for (size_t l = 0; l < blocks_.size(); l++) {
+    Block* block = blocks_[l].get();
+    const ProfileScope scope("layer", static_cast<int64_t>(l));
     Block::Output result;
     if (options_.recompute == "block" && context.pass == Pass::train) {
       // Undefined tensors keep their places: inputs {residual, delta}, outputs {residual, delta, aux, z}.
       const std::vector<Tensor> outputs = recompute(
-          [&block, batch, context](const std::vector<Tensor>& in) {
+          [block, batch, context](const std::vector<Tensor>& in) {
             Block::Output o = block->forward({in[0], in[1]}, batch, context);
             return std::vector<Tensor>{o.stream.residual_TD, o.stream.delta_TD, o.aux_loss, o.z_loss};
           },
@@ -165,6 +169,7 @@ LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& conte
   const Features f = features(batch, context);
   LossTerms terms;
   if (context.pass == Pass::measure) return terms;
+  const ProfileSection section("head and loss");
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
   terms.lm = linear_cross_entropy(f.x_TD, head_weight(), batch.labels_T, scale);
   terms.aux = sum_of(f.aux);
@@ -230,6 +235,7 @@ void Transformer::end_measure() {
 }
 
 std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
+  const ProfileSection section("sums and counts", ProfileSection::kWhole);
   if (moe_layers_.empty()) return {};
   // One integer and one floating-point reduction for all layers; layers may differ in their number of
   // experts.

@@ -1,5 +1,6 @@
 #include "parallel/checked_communicator.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace shoal {
@@ -38,8 +39,20 @@ void CheckedCommunicator::check_rows(const Tensor& tensor, std::span<const int64
               "; were the counts and the tensor made by different plans?");
 }
 
+CollectiveId CheckedCommunicator::next_id(const CollectiveCall& call) {
+  // The larger side: what one rank ends up with, or what it gives to the sum.
+  const auto bytes = static_cast<double>(std::max(call.in.num_bytes(), call.out.num_bytes()));
+  return {collective_name(call.signature.kind), this, num_calls_++, bytes};
+}
+
 Work CheckedCommunicator::dispatch(CollectiveCall call) {
-  if (size_ > 1) return start(std::move(call));
+  if (size_ > 1) {
+    const CollectiveId id = next_id(call);
+    const ProfileCall span(id, /*waits=*/false);
+    Work work = start(std::move(call));
+    work.set_collective(id);
+    return work;
+  }
   if (call.in.bytes() != call.out.bytes()) call.out.copy_from(call.in);
   return Work{};
 }

@@ -35,9 +35,11 @@ class CheckedCommunicator : public Communicator {
   void check_tensor(const char* call, const Tensor& tensor, const char* which) const;
   void check_rows(const Tensor& tensor, std::span<const int64_t> rows, const char* which) const;
   Work dispatch(CollectiveCall call);
+  CollectiveId next_id(const CollectiveCall& call);
 
   int rank_, size_;
   std::string name_;
+  uint32_t num_calls_ = 0;
 };
 
 }  // namespace shoal

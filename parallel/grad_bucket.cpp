@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
 
 namespace shoal {
 
 namespace {
+
+constexpr const char* kSection = "gradient reduction";
 
 constexpr int64_t kAlignElements = 16;  // gradients start on a 64-byte boundary
 
@@ -97,6 +100,7 @@ GradReducer::~GradReducer() {
 }
 
 void GradReducer::zero() {
+  const ProfileSection section("gradients to zero");
   for (const auto& bucket : buckets_) bucket->flat.set_zero();
 }
 
@@ -110,6 +114,7 @@ void GradReducer::begin_last_backward() {
 }
 
 void GradReducer::on_ready(size_t bucket) {
+  const ProfileSection section(kSection, ProfileSection::kWhole);
   buckets_[bucket]->num_waiting--;
   start_ready_buckets(/*all=*/false);
 }
@@ -125,6 +130,7 @@ void GradReducer::start_ready_buckets(bool all) {
 }
 
 void GradReducer::finish() {
+  const ProfileSection section(kSection, ProfileSection::kWhole);
   if (!reducing_) next_bucket_ = 0;
   start_ready_buckets(/*all=*/true);
   for (const auto& bucket : buckets_) bucket->work.wait();
@@ -142,6 +148,7 @@ int64_t GradReducer::reduced_bytes() const {
 }
 
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
+  const ProfileSection section("gradient norm", ProfileSection::kWhole);
   double dense = 0, expert = 0;
   for (const Parameter* p : parameters) {
     const Placement& placement = p->placement;

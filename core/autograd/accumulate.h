@@ -7,6 +7,8 @@
 namespace shoal {
 
 /// to += from, elementwise; equal numel. to: f32 or f64 or bf16; from: the same dtype, or bf16 into f32.
-inline constinit Kernel<void(const Tensor& to, const Tensor& from)> accumulate("accumulate");
+inline constinit Kernel<void(const Tensor& to, const Tensor& from)> accumulate(
+    "accumulate",
+    [](const Tensor& to, const Tensor& from) { return Cost{.bytes = 2 * bytes_of(to) + bytes_of(from)}; });
 
 }  // namespace shoal

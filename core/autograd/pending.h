@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/profiler.h"
+
 namespace shoal {
 
 /// An asynchronous operation. wait() finishes it: on a CPU the caller blocks, on a GPU the current stream
@@ -26,13 +28,19 @@ class [[nodiscard]] Work {
   Work& operator=(Work&& other) noexcept {
     finish();
     impl_ = std::move(other.impl_);
+    collective_ = other.collective_;
     return *this;
   }
   ~Work() { finish(); }
 
   void wait() {
-    if (auto impl = std::exchange(impl_, nullptr)) impl->wait();
+    if (auto impl = std::exchange(impl_, nullptr)) {
+      const ProfileCall span(collective_, /*waits=*/true);
+      impl->wait();
+    }
   }
+  /// For the profiler: which call this is.
+  void set_collective(const CollectiveId& id) { collective_ = id; }
   bool test() { return impl_ == nullptr || impl_->test(); }
 
  private:
@@ -43,6 +51,7 @@ class [[nodiscard]] Work {
     impl_ = nullptr;
   }
   std::unique_ptr<Impl> impl_;
+  CollectiveId collective_;
 };
 
 /// A value that exists once its work is done.

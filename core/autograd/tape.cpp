@@ -91,7 +91,8 @@ void Tape::finish(std::unique_ptr<Function> function, const std::vector<Tensor*>
   for (const GradRef& in : function->inputs_) {
     if (in.leaf != nullptr && !active_tape->replay_) in.leaf->uses_left++;
   }
-  Record record{std::move(function), {}, {}, {}, {}};
+  Record record{std::move(function), {}, {}, {}, {}, 0};
+  if (const Profiler* profiler = Profiler::active()) record.scope = profiler->node();
   for (Tensor* output : outputs) {
     output->grad_ref = output->defined() && is_float(output->dtype()) ? active_tape->new_slot() : GradRef{};
     record.outputs.push_back(output->grad_ref);
@@ -162,12 +163,21 @@ void Tape::backward(const std::vector<Tensor>& outputs, const std::vector<Tensor
     if (!grads[i].defined() || !ref) continue;
     deliver(ref, grads[i].grad_ref ? grads[i].detach() : grads[i], outputs[i].shape(), outputs[i].device());
   }
+  run_all();
+  slots_.clear();
+}
+
+void Tape::run_all() {
+  Profiler* profiler = Profiler::active();
+  if (profiler != nullptr) profiler->enter_phase(Profiler::Phase::backward);
+  const int depth = profiler != nullptr ? profiler->depth() : 0;
   while (!records_.empty()) {
     Record record = std::move(records_.back());
     records_.pop_back();
+    if (profiler != nullptr) profiler->move_to(record.scope, depth);
     run(record);
   }
-  slots_.clear();
+  if (profiler != nullptr) profiler->leave_to(depth - 1);
 }
 
 }  // namespace shoal

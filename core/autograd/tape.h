@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/autograd/function.h"
+#include "core/base/profiler.h"
 #include "core/tensor/tensor.h"
 
 namespace shoal {
@@ -49,6 +50,7 @@ class Tape {
     std::vector<Shape> output_shapes;  // a consumer may have seen a view of another shape
     std::vector<Shape> input_shapes;
     std::vector<Device> input_devices;
+    Profiler::Node scope = 0;  // where forward ran
   };
 
   Tape(Mode mode, bool replay);
@@ -62,6 +64,7 @@ class Tape {
   GradRef new_slot();
   void deliver(const GradRef& to, const Tensor& grad, const Shape& shape, Device device);
   void run(Record& record);
+  void run_all();
 
   uint64_t id_;
   Tape* previous_;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/autograd/tape.h"
+#include "core/ops/linear.h"
 
 namespace shoal {
 
@@ -99,6 +100,41 @@ Tensor attention(const Tensor& qkv, const AttentionSpec& spec) {
   Attention function;
   function.spec = spec;
   return apply(std::move(function), qkv);
+}
+
+double attended_pairs(const AttentionSpec& spec) {
+  const auto within = [&](int64_t length) {
+    const auto n = static_cast<double>(length);
+    return spec.causal ? n * (n + 1) / 2 : n * n;
+  };
+  if (!spec.document_BS) return static_cast<double>(spec.batch) * within(spec.seq);
+  const Tensor host = spec.document_BS.to(Device{});
+  const int32_t* ids = host.data<int32_t>();
+  double pairs = 0;
+  for (int64_t b = 0; b < spec.batch; b++, ids += spec.seq) {
+    for (int64_t begin = 0, s = 1; s <= spec.seq; s++) {
+      if (s < spec.seq && ids[s] == ids[begin]) continue;
+      pairs += within(s - begin);
+      begin = s;
+    }
+  }
+  return pairs;
+}
+
+namespace {
+Cost products_of_pairs(int64_t products, const AttentionSpec& spec, DType dtype, double bytes) {
+  const auto pairs = static_cast<int64_t>(attended_pairs(spec));
+  return product_cost(products * pairs * spec.heads * spec.head_size, dtype, bytes);
+}
+}  // namespace
+
+Cost attention_fwd_cost(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
+  return products_of_pairs(2, spec, qkv.dtype(), bytes_of(qkv, y, lse));
+}
+
+Cost attention_bwd_cost(const AttentionBackward& args, const AttentionSpec& spec) {
+  return products_of_pairs(5, spec, args.qkv.dtype(),
+                           bytes_of(args.dy, args.qkv, args.y, args.lse, args.dqkv));
 }
 
 std::vector<float> alibi_slopes(int64_t heads) {

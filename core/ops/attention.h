@@ -50,18 +50,31 @@ struct AttentionBackward {
   Tensor dy, qkv, y, lse;  // lse: [B*S, H], natural log, of the scaled and biased scores
   Tensor dqkv;             // written
 };
+/// Pairs of a query and a key that it may see, over all sequences, of one head.
+double attended_pairs(const AttentionSpec& spec);
+/// q k^T and p v; and, with the scores computed again, five products of that size.
+Cost attention_fwd_cost(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse);
+Cost attention_bwd_cost(const AttentionBackward& args, const AttentionSpec& spec);
+
 inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const Tensor& y, const Tensor& lse)>
-    attention_fwd("attention_fwd");
-inline constinit Kernel<void(const AttentionBackward&, const AttentionSpec&)> attention_bwd("attention_bwd");
+    attention_fwd("attention_fwd", &attention_fwd_cost);
+inline constinit Kernel<void(const AttentionBackward&, const AttentionSpec&)> attention_bwd(
+    "attention_bwd", &attention_bwd_cost);
 /// The same for bf16 qkv, y and gradients, with f32 lse: products of bf16, sums and softmax in f32.
 inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const Tensor& y, const Tensor& lse)>
-    bf16_attention_fwd("bf16_attention_fwd");
+    bf16_attention_fwd("bf16_attention_fwd", &attention_fwd_cost);
 inline constinit Kernel<void(const AttentionBackward&, const AttentionSpec&)> bf16_attention_bwd(
-    "bf16_attention_bwd");
+    "bf16_attention_bwd", &attention_bwd_cost);
 /// In place; inverse = true turns back (the backward).
 inline constinit Kernel<void(const Tensor& qkv, const AttentionSpec&, const RopeSpec&, const Tensor& table,
                              const Tensor& positions, bool inverse)>
-    rope_fwd("rope_fwd");
+    rope_fwd("rope_fwd", [](const Tensor& qkv, const AttentionSpec& spec, const RopeSpec& rope, const Tensor&,
+                            const Tensor& positions, bool) {
+      // Read and written: of every query and key head what turns.
+      const int64_t turned = rope.rotary_size > 0 ? rope.rotary_size : spec.head_size;
+      const int64_t values = spec.batch * spec.seq * (spec.heads + spec.kv_heads) * turned;
+      return Cost{.bytes = 2 * static_cast<double>(values * dtype_size(qkv.dtype())) + bytes_of(positions)};
+    });
 
 /// Incremental decoding. cache_k, cache_v: [B, capacity, G, C]; rows [0, length) are filled. qkv: packed rows
 /// of `seq` new tokens per sequence (already rotated); they are appended at `length` and attended to

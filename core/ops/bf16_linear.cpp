@@ -72,6 +72,7 @@ PackedWeight packed_weight(const Tensor& weight) {
   Leaf* leaf = weight.grad_ref.leaf;
   if (leaf != nullptr && leaf->packed_fresh) return leaf->packed;
   const PackedWeight copies = leaf != nullptr && leaf->packed.forward ? leaf->packed : make_copies(weight);
+  const ProfileSection section("weight packing");
   pack_weight(weight.device(), weight.detach(), copies);
   if (leaf != nullptr) {
     leaf->packed = copies;

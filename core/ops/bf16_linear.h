@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/autograd/function.h"
+#include "core/ops/linear.h"
 #include "core/tensor/kernel.h"
 #include "core/tensor/tensor.h"
 
@@ -27,18 +28,28 @@ PackedWeight packed_weight(const Tensor& weight);
 inline constinit Kernel<int64_t(int64_t groups, int64_t outputs, int64_t inputs)> packed_size("packed_size");
 
 /// Fills both copies from the f32 weight.
-inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to)> pack_weight("pack_weight");
+inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to)> pack_weight(
+    "pack_weight", [](const Tensor& weight, const PackedWeight& to) {
+      return Cost{.bytes = bytes_of(weight, to.forward, to.backward)};
+    });
 
 /// Rows of x are sorted by group; group g has rows[g] >= 0 of them. y[rows of g] = x[rows of g] * M[g]^T,
 /// where M are the packed matrices [G, outputs, inputs]. x_RI: bf16; y_RO: bf16 (rounded once) or f32; the
 /// sizes of the matrices are those of x and y.
 inline constinit Kernel<void(const Tensor& x, const Tensor& packed, const Tensor& y,
                              std::span<const int64_t> rows)>
-    packed_gemm_rows("packed_gemm_rows");
+    packed_gemm_rows("packed_gemm_rows", [](const Tensor& x, const Tensor& packed, const Tensor& y,
+                                            std::span<const int64_t> rows) {
+      return product_cost(x.numel() * y.size(1), DType::bf16, bytes_of(x, y) + used_bytes(packed, rows));
+    });
 
 /// c_GNK[g] (+)= a_RN[rows of g]^T * b_RK[rows of g]: weight gradients. a, b: bf16; c: f32.
 inline constinit Kernel<void(bool accumulate, const Tensor& a, const Tensor& b, const Tensor& c,
                              std::span<const int64_t> rows)>
-    bf16_gemm_reduce("bf16_gemm_reduce");
+    bf16_gemm_reduce("bf16_gemm_reduce", [](bool accumulate, const Tensor& a, const Tensor& b,
+                                            const Tensor& c, std::span<const int64_t> rows) {
+      const double results = accumulate ? 2 * used_bytes(c, rows) : bytes_of(c);
+      return product_cost(a.numel() * b.size(1), DType::bf16, bytes_of(a, b) + results);
+    });
 
 }  // namespace shoal

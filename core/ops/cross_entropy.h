@@ -32,6 +32,9 @@ struct CrossEntropy {
   bool want_grad = false;
 };
 /// Returns the unscaled sum of losses, accumulated in double in token order.
-inline constinit Kernel<double(const CrossEntropy&)> cross_entropy_fwd("cross_entropy_fwd");
+inline constinit Kernel<double(const CrossEntropy&)> cross_entropy_fwd(
+    "cross_entropy_fwd", [](const CrossEntropy& c) {
+      return Cost{.bytes = (c.want_grad ? 2 : 1) * bytes_of(c.logits_TV) + bytes_of(c.labels_T)};
+    });
 
 }  // namespace shoal

@@ -10,9 +10,12 @@ namespace shoal {
 Tensor embedding(const Tensor& weight_VD, const Tensor& ids_T);
 
 inline constinit Kernel<void(const Tensor& weight, const Tensor& ids, const Tensor& y)> embedding_fwd(
-    "embedding_fwd");
+    "embedding_fwd",
+    [](const Tensor&, const Tensor& ids, const Tensor& y) { return Cost{.bytes = bytes_of(ids, y, y)}; });
 /// dweight[ids[t]] += dy[t], in ascending t for each row (deterministic for any thread count).
 inline constinit Kernel<void(const Tensor& dy, const Tensor& ids, const Tensor& dweight)> embedding_bwd(
-    "embedding_bwd");
+    "embedding_bwd", [](const Tensor& dy, const Tensor& ids, const Tensor&) {
+      return Cost{.bytes = bytes_of(ids) + 3 * bytes_of(dy)};
+    });
 
 }  // namespace shoal

@@ -1,5 +1,7 @@
 #include "core/ops/linear.h"
 
+#include <algorithm>
+
 #include "core/autograd/tape.h"
 #include "core/ops/bf16_linear.h"
 
@@ -124,6 +126,11 @@ Tensor bf16_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, DTyp
 }
 
 }  // namespace
+
+double used_bytes(const Tensor& stack, std::span<const int64_t> rows) {
+  const auto used = std::ranges::count_if(rows, [](int64_t count) { return count > 0; });
+  return rows.empty() ? 0 : bytes_of(stack) * static_cast<double>(used) / static_cast<double>(rows.size());
+}
 
 Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N) {
   SHOAL_CHECK(x_TK.dims() >= 1 && weight_NK.dims() == 2 && x_TK.size(-1) == weight_NK.size(1),

@@ -28,7 +28,18 @@ Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<co
 struct Gemm {
   bool transpose_a = false, transpose_b = false, accumulate = false;
 };
-inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c)> gemm("gemm");
+/// Cost of so many multiply-adds on operands of a dtype.
+inline Cost product_cost(int64_t multiply_adds, DType operands, double bytes) {
+  const double flops = 2 * static_cast<double>(multiply_adds);
+  return operands == DType::bf16 ? Cost{0, flops, bytes} : Cost{flops, 0, bytes};
+}
+/// Bytes of the matrices of a stack [G, ..] that some rows use.
+double used_bytes(const Tensor& stack, std::span<const int64_t> rows);
+inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c)> gemm(
+    "gemm", [](Gemm how, const Tensor& a, const Tensor& b, const Tensor& c) {
+      const int64_t k = a.size(how.transpose_a ? 0 : 1);
+      return product_cost(c.numel() * k, a.dtype(), bytes_of(a, b, c) + (how.accumulate ? bytes_of(c) : 0));
+    });
 
 /// One GEMM per group, with the rows of each group as the variable dimension.
 ///   rows:    c_RN[rows of g] = a_RK[rows of g] * op(b_G..[g])       (forward: transpose_b = true; dx: false)
@@ -36,14 +47,23 @@ inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const T
 /// Dtypes as for gemm.
 inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
                              std::span<const int64_t> rows)>
-    grouped_gemm_rows("grouped_gemm_rows");
+    grouped_gemm_rows("grouped_gemm_rows", [](Gemm, const Tensor& a, const Tensor& b, const Tensor& c,
+                                              std::span<const int64_t> rows) {
+      return product_cost(a.numel() * c.size(1), a.dtype(), bytes_of(a, c) + used_bytes(b, rows));
+    });
 inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
                              std::span<const int64_t> rows)>
-    grouped_gemm_reduce("grouped_gemm_reduce");
+    grouped_gemm_reduce("grouped_gemm_reduce", [](Gemm how, const Tensor& a, const Tensor& b, const Tensor& c,
+                                                  std::span<const int64_t> rows) {
+      const double results = how.accumulate ? 2 * used_bytes(c, rows) : bytes_of(c);
+      return product_cost(a.numel() * b.size(1), a.dtype(), bytes_of(a, b) + results);
+    });
 
 /// y[r, :] += bias[group of r, :]; one group: rows = {R}. y may be bf16 with an f32 bias; so may dy.
 inline constinit Kernel<void(const Tensor& y, const Tensor& bias, std::span<const int64_t> rows)> add_bias(
-    "add_bias");
+    "add_bias", [](const Tensor& y, const Tensor& bias, std::span<const int64_t>) {
+      return Cost{.bytes = 2 * bytes_of(y) + bytes_of(bias)};
+    });
 /// dbias[g, :] += sum of dy over the rows of g.
 inline constinit Kernel<void(const Tensor& dy, const Tensor& dbias, std::span<const int64_t> rows)> bias_bwd(
     "bias_bwd");

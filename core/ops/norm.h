@@ -49,9 +49,17 @@ struct NormBackward {
   Tensor dx_low;          // dx in bf16, for the bf16 summand of an f32 sum; may be undefined
   Tensor dweight, dbias;  // accumulated; may be undefined
 };
-inline constinit Kernel<void(const NormForward&)> rms_norm_fwd("rms_norm_fwd");
-inline constinit Kernel<void(const NormBackward&)> rms_norm_bwd("rms_norm_bwd");
-inline constinit Kernel<void(const NormForward&)> layer_norm_fwd("layer_norm_fwd");
-inline constinit Kernel<void(const NormBackward&)> layer_norm_bwd("layer_norm_bwd");
+inline Cost norm_fwd_cost(const NormForward& n) {
+  return {.bytes = bytes_of(n.x, n.residual, n.weight, n.bias, n.y, n.residual ? n.sum : Tensor{}, n.mean_T,
+                            n.rstd_T)};
+}
+inline Cost norm_bwd_cost(const NormBackward& n) {
+  return {.bytes = bytes_of(n.dy, n.dsum, n.x, n.weight, n.mean_T, n.rstd_T, n.dx, n.dx_low) +
+                   2 * bytes_of(n.dweight, n.dbias)};
+}
+inline constinit Kernel<void(const NormForward&)> rms_norm_fwd("rms_norm_fwd", &norm_fwd_cost);
+inline constinit Kernel<void(const NormBackward&)> rms_norm_bwd("rms_norm_bwd", &norm_bwd_cost);
+inline constinit Kernel<void(const NormForward&)> layer_norm_fwd("layer_norm_fwd", &norm_fwd_cost);
+inline constinit Kernel<void(const NormBackward&)> layer_norm_bwd("layer_norm_bwd", &norm_bwd_cost);
 
 }  // namespace shoal

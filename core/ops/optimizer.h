@@ -16,7 +16,9 @@ struct AdamwStep {
   double bias_correction1, bias_correction2;  // 1 - beta^t
   double grad_scale;
 };
-inline constinit Kernel<void(const AdamwStep&)> adamw_step("adamw_step");
+inline constinit Kernel<void(const AdamwStep&)> adamw_step("adamw_step", [](const AdamwStep& s) {
+  return Cost{.bytes = 2 * bytes_of(s.param, s.m, s.v) + bytes_of(s.grad)};
+});
 
 /// g = grad_scale * grad + weight_decay * p;  b = momentum * b + g;  p = p - lr * (nesterov ? g + momentum *
 /// b : b). momentum may be undefined (plain SGD).
@@ -25,6 +27,8 @@ struct SgdStep {
   double learning_rate, momentum_factor, weight_decay, grad_scale;
   bool nesterov;
 };
-inline constinit Kernel<void(const SgdStep&)> sgd_step("sgd_step");
+inline constinit Kernel<void(const SgdStep&)> sgd_step("sgd_step", [](const SgdStep& s) {
+  return Cost{.bytes = 2 * bytes_of(s.param, s.momentum) + bytes_of(s.grad)};
+});
 
 }  // namespace shoal

@@ -24,7 +24,8 @@ Tensor combine_rows(const Tensor& x_ND, const Tensor& weights_TK, const Tensor& 
 Tensor permute_rows(const Tensor& x_ND, const Tensor& index_N, const Tensor& inverse_N);
 
 inline constinit Kernel<void(const Tensor& x, const Tensor& index, const Tensor& y)> gather_rows_fwd(
-    "gather_rows_fwd");
+    "gather_rows_fwd",
+    [](const Tensor&, const Tensor& index, const Tensor& y) { return Cost{.bytes = bytes_of(index, y, y)}; });
 /// weights may be undefined (all ones).
 inline constinit Kernel<void(const Tensor& x, const Tensor& weights, const Tensor& slots, const Tensor& y)>
     combine_rows_fwd("combine_rows_fwd");
@@ -32,6 +33,10 @@ struct CombineBackward {
   Tensor dy_TD, x_ND, weights_TK, slots_TK, row_N, choice_N;
   Tensor dx_ND, dweights_TK;  // written; either may be undefined
 };
-inline constinit Kernel<void(const CombineBackward&)> combine_rows_bwd("combine_rows_bwd");
+inline constinit Kernel<void(const CombineBackward&)> combine_rows_bwd(
+    "combine_rows_bwd", [](const CombineBackward& c) {
+      return Cost{.bytes = bytes_of(c.dy_TD, c.dweights_TK ? c.x_ND : Tensor{}, c.weights_TK, c.slots_TK,
+                                    c.row_N, c.choice_N, c.dx_ND, c.dweights_TK)};
+    });
 
 }  // namespace shoal

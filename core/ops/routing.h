@@ -85,9 +85,15 @@ struct RouteBackward {
   Tensor dlogits_TE;        // written
 };
 inline constinit Kernel<void(const RouteForward&, const RouteSpec&, const BalanceSpec&)> route_fwd(
-    "route_fwd");
+    "route_fwd", [](const RouteForward& r, const RouteSpec&, const BalanceSpec& balance) {
+      return Cost{.bytes = bytes_of(r.logits_TE, r.bias_E, r.valid_T, r.ids_TK, r.weights_TK, r.counts_E,
+                                    r.scores_TE, r.lse_T, r.frequency_GE, balance.frequency_E)};
+    });
 inline constinit Kernel<void(const RouteBackward&, const RouteSpec&, const BalanceSpec&)> route_bwd(
-    "route_bwd");
+    "route_bwd", [](const RouteBackward& r, const RouteSpec&, const BalanceSpec&) {
+      return Cost{.bytes = bytes_of(r.dweights_TK, r.ids_TK, r.weights_TK, r.scores_TE, r.lse_T,
+                                    r.frequency_GE, r.valid_T, r.logits_TE, r.dlogits_TE)};
+    });
 inline constinit Kernel<int64_t(const Tensor& ids, const Tensor& weights, int64_t num_experts,
                                 const CapacitySpec&)>
     drop_over_capacity_fwd("drop_over_capacity_fwd");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/autograd/tape.h"
+#include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 
@@ -69,8 +70,15 @@ Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per
   const int64_t e = w1_->value.size(0), D = shape_.hidden_size, F = shape_.expert_hidden;
   const int64_t up = activation_->gated() ? 2 * F : F;
   const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
-  const Tensor h = grouped_linear(x_RD, w1_->value.view({e, up, D}), rows_per_expert, b1);
-  return grouped_linear(activation_->forward(h), w2_->value, rows_per_expert, b2);
+  const auto section = [](const char* name, const auto& body) {
+    const ProfileSection scope(name);
+    return body();
+  };
+  const Tensor h = section("experts up", [&] {
+    return grouped_linear(x_RD, w1_->value.view({e, up, D}), rows_per_expert, b1);
+  });
+  const Tensor a = section("experts activation", [&] { return activation_->forward(h); });
+  return section("experts down", [&] { return grouped_linear(a, w2_->value, rows_per_expert, b2); });
 }
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
@@ -104,6 +112,7 @@ void MoeLayer::clear() {
 }
 
 Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context) {
+  const ProfileSection section("router");
   // Routers never see bf16: a rounded score could change the choice.
   const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
   Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_});
@@ -145,6 +154,7 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
 }
 
 Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
+  const ProfileSection section("shared expert", ProfileSection::kWhole);
   Tensor y_TD = shared_->forward(x_TD);
   if (shared_gate_ != nullptr)
     y_TD = scale_rows(y_TD, sigmoid(linear_f32(x_TD, shared_gate_->value)).view({x_TD.num_rows()}));
@@ -153,6 +163,7 @@ Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
 
 MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
                                    const ForwardContext& context) {
+  const ProfileScope scope("moe", -1, "dispatch, combine");
   const Routing routing = route(x_TD, batch, context);
   Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, routing.expert_ids_TK);
   Tensor shared_TD = shared_ ? shared_forward(x_TD) : Tensor{};  // while the rows travel
