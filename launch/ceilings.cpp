@@ -14,19 +14,18 @@ double now_seconds() {
 }
 
 double measure_multiply_adds(DType dtype, double seconds) {
-  constexpr int64_t kRounds = 20'000;  // about 0.1 ms
+  constexpr int64_t kRounds = 2'000'000;  // some ms: a team must not be waiting for its threads
   return best_rate(seconds, [&] { return multiply_add_rounds(Device{}, dtype, kRounds); });
 }
 
-double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
+double measure_gemm(Device device, DType dtype, double seconds) {
   constexpr int64_t n = 512;
   constexpr int kProducts = 4;
   const bool bf16 = dtype == DType::bf16;
   const Tensor a = Tensor::zeros({n, n}, dtype, device), c = Tensor::zeros({n, n}, dtype, device);
   const Tensor b = Tensor::zeros({n, n}, stats_dtype(dtype), device);
   const PackedWeight copies = bf16 ? packed_weight(b) : PackedWeight{};
-  world.barrier();
-  return best_rate(0.25, [&] {
+  return best_rate(seconds, [&] {
     for (int i = 0; i < kProducts; i++) {
       if (bf16) {
         packed_gemm_rows(device, a, copies.forward, c, {&n, 1});
@@ -37,6 +36,11 @@ double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
     device_runtime(device.type).synchronize();
     return kProducts * 2.0 * static_cast<double>(n * n * n);
   });
+}
+
+double measure_gemm_flops(Device device, DType dtype, Communicator& world) {
+  world.barrier();
+  return measure_gemm(device, dtype, 0.25);
 }
 
 double measure_memory(MemoryPattern pattern, int64_t bytes, double seconds) {

@@ -8,30 +8,11 @@
 
 namespace shoal {
 
+/// The steady clock.
+double now_seconds();
+
 /// Calls body() until `seconds` have passed, at least three times; the best of work() per second. body
 /// returns what it did (FLOP, bytes).
-template <class Body>
-double best_rate(double seconds, const Body& body);
-
-/// FLOP/s of multiply-adds in registers.
-double measure_multiply_adds(DType dtype, double seconds);
-/// GEMM FLOP/s of square matrices, the engine's own product. Collective: all ranks begin together.
-double measure_gemm_flops(Device device, DType dtype, Communicator& world);
-/// Bytes/s of passes over tensors of `bytes` in all, which should be more than the caches hold.
-double measure_memory(MemoryPattern pattern, int64_t bytes, double seconds);
-
-/// What profiled time is compared with.
-struct Ceilings {
-  double flops = 0, flops_bf16 = 0, bytes = 0;  // per second
-  /// The shortest time that this much work can take: its arithmetic or its memory traffic, whichever is
-  /// longer.
-  double seconds(const Cost& cost) const;
-};
-/// Takes about half a second. Collective. `dtype`: of what is not bf16.
-Ceilings measure_ceilings(DType dtype, Communicator& world);
-
-double now_seconds();  // steady clock
-
 template <class Body>
 double best_rate(double seconds, const Body& body) {
   double best = 0;
@@ -45,5 +26,24 @@ double best_rate(double seconds, const Body& body) {
   }
   return best;
 }
+
+/// FLOP/s of multiply-adds in registers.
+double measure_multiply_adds(DType dtype, double seconds);
+/// FLOP/s of products of square matrices by the engine itself: what MFU is counted against.
+double measure_gemm(Device device, DType dtype, double seconds);
+/// For a quarter of a second, while all ranks do the same. Collective.
+double measure_gemm_flops(Device device, DType dtype, Communicator& world);
+/// Bytes/s of passes over tensors of `bytes` in all, which should be more than the caches hold.
+double measure_memory(MemoryPattern pattern, int64_t bytes, double seconds);
+
+/// What profiled time is compared with.
+struct Ceilings {
+  double flops = 0, flops_bf16 = 0, bytes = 0;  // per second
+  /// The shortest time that this much work can take: its arithmetic or its memory traffic, whichever is
+  /// longer.
+  double seconds(const Cost& cost) const;
+};
+/// Takes about half a second. Collective. `dtype`: of what is not bf16.
+Ceilings measure_ceilings(DType dtype, Communicator& world);
 
 }  // namespace shoal

@@ -14,6 +14,7 @@
 #include "core/base/threads.h"
 #include "core/ops/linear.h"
 #include "core/tensor/kernel.h"
+#include "launch/engine_options.h"
 #include "launch/memory.h"
 #include "launch/run_folder.h"
 #include "parallel/bootstrap.h"
@@ -212,14 +213,8 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   TrainedModel out;
   out.step = found->step;
   out.mesh = std::make_unique<Mesh>(world, layout_of(config, world->size()));
-  EngineOptions options;
-  options.model = config.model;
+  EngineOptions options = engine_options(config, vocab_size);
   options.optimizer = kIdleOptimizer;
-  options.dispatcher = config.parallel.dispatcher;
-  options.vocab_size = vocab_size;
-  options.seq_len = config.data.seq_len;
-  options.dtype = config.run.dtype();
-  options.bf16 = config.run.bf16();
   out.engine = std::make_unique<TrainEngine>(options, *out.mesh);
   std::vector<StateTensor> weights = out.engine->state();
   std::erase_if(weights, [](const StateTensor& t) { return t.name.starts_with("optim/"); });

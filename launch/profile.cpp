@@ -16,8 +16,6 @@ namespace shoal {
 
 namespace {
 
-constexpr size_t kMaxEvents = size_t{1} << 17;  // of one rank: about 12 MB
-
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -25,6 +23,13 @@ int64_t now_ns() {
 }
 
 using Event = Profiler::Event;
+
+int64_t first_begin(const Profiler& profiler) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++)
+    first = std::min(first, e->begin_ns);
+  return first;
+}
 
 /// When the last rank of a group came to each of its calls, on the clock of rank 0.
 std::map<int64_t, int64_t> last_arrivals(const Profiler& profiler, Communicator& group, int64_t offset_ns) {
@@ -129,7 +134,7 @@ StepProfile::StepProfile(ProfileOptions options, const Ceilings& ceilings, const
                            "; free the name, or set run.profile: 0"));
     }
   }
-  profiler_ = std::make_unique<Profiler>(kMaxEvents);
+  profiler_ = std::make_unique<Profiler>(kProfileEvents);
 }
 
 StepProfile::~StepProfile() = default;
@@ -161,14 +166,11 @@ void StepProfile::finish() {
   ProfileSummary summary = summarize_profile(*profiler_, ceilings_, mesh_, offset_ns_);
   summary.tokens_per_step = options_.tokens_per_step;
   summary.model_flops_per_token = options_.model_flops_per_token;
-  const int64_t zero = world.rank() == 0 ? profiler_->events_begin()->begin_ns : 0;
-  const Tensor zero_of_first = Tensor::from(std::vector<int64_t>{zero}, {1});
-  world.broadcast(zero_of_first, 0).wait();
+  const int64_t zero = world.min(first_begin(*profiler_) + offset_ns_);
   const auto file = [&](const std::string& name) { return (options_.folder / name).string(); };
   try {
-    write_file(
-        file(str("trace-rank", world.rank(), ".json")),
-        trace_json(*profiler_, world.rank(), options_.title, *zero_of_first.data<int64_t>(), offset_ns_));
+    write_file(file(str("trace-rank", world.rank(), ".json")),
+               trace_json(*profiler_, world.rank(), options_.title, offset_ns_ - zero));
     if (world.rank() == 0) {
       write_file(file("profile.json"), summary.to_json().dump(2) + "\n");
       write_file(file("profile.txt"), summary.text() + "\n");

@@ -25,6 +25,8 @@ std::vector<Profiler::PhaseTimes> waited_times(const Profiler& profiler, const M
 ProfileSummary summarize_profile(const Profiler& profiler, const Ceilings& ceilings, const Mesh& mesh,
                                  int64_t offset_ns);
 
+inline constexpr size_t kProfileEvents = size_t{1} << 17;  // that a rank keeps: about 12 MB
+
 struct ProfileOptions {
   int64_t after = 0, steps = 0;  // begins after so many steps of this start
   std::filesystem::path folder;  // of the files

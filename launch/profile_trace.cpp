@@ -38,8 +38,7 @@ void append_event(std::string& out, const Profiler& profiler, const Event& event
 
 }  // namespace
 
-std::string trace_json(const Profiler& profiler, int rank, const std::string& title, int64_t zero_ns,
-                       int64_t offset_ns) {
+std::string trace_json(const Profiler& profiler, int rank, const std::string& title, int64_t shift_ns) {
   std::vector<const Event*> events;
   for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++) events.push_back(e);
   // Of two spans with the same begin and end the outer one ended later, so it comes later in the list.
@@ -56,7 +55,7 @@ std::string trace_json(const Profiler& profiler, int rank, const std::string& ti
   out += process.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   for (const Event* event : events) {
     out += ",\n";
-    append_event(out, profiler, *event, rank, offset_ns - zero_ns);
+    append_event(out, profiler, *event, rank, shift_ns);
   }
   return out + "\n]}\n";
 }

@@ -14,6 +14,7 @@
 #include "launch/ceilings.h"
 #include "launch/checkpoint_agreement.h"
 #include "launch/console.h"
+#include "launch/engine_options.h"
 #include "launch/finite.h"
 #include "launch/memory.h"
 #include "launch/run_folder.h"
@@ -60,7 +61,7 @@ void Trainer::lock_folder() {
 }
 
 void Trainer::build() {
-  device_ = Device{config_.run.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
+  device_ = device_of(config_);
   device_runtime(device_.type);  // fails with a clear text when this build has no such device
   const ParallelLayout layout = layout_of(config_, world_->size());
   data_ = open_data(config_, loaded_.tree, *world_);
@@ -69,19 +70,7 @@ void Trainer::build() {
   micro_batch_ = micro_batch_of(config_, layout);
   num_micro_batches_ = config_.data.global_batch / (micro_batch_ * layout.dp);
 
-  EngineOptions options;
-  options.model = config_.model;
-  options.optimizer = config_.optim.optimizer;
-  options.dispatcher = config_.parallel.dispatcher;
-  options.vocab_size = data_.vocab_size;
-  options.seq_len = config_.data.seq_len;
-  options.seed = static_cast<uint64_t>(config_.run.seed);
-  options.clip_norm = config_.optim.clip_norm;
-  options.bucket_mb = config_.parallel.bucket_mb;
-  options.dtype = config_.run.dtype();
-  options.bf16 = config_.run.bf16();
-  options.device = device_;
-  engine_ = std::make_unique<TrainEngine>(options, *mesh_);
+  engine_ = std::make_unique<TrainEngine>(engine_options(config_, data_.vocab_size), *mesh_);
   schedule_ = ScheduleRegistry::make(config_.optim.schedule,
                                      ScheduleContext{config_.optim.learning_rate, config_.run.steps});
   run_id_ = run_on_first(*world_, [&] { return read_run_id(config_.run_folder()); });

@@ -102,7 +102,7 @@ const std::vector<std::string>& known_paths() {
     std::vector<std::string> out;
     const fs::path root = Session::instance().root();
     for (const char* start :
-         {".", "tests", "runs/quickstart", "runs/quickstart/checkpoints/step-000000003"}) {
+         {".", "tests", "runs/quickstart", "runs/quickstart/checkpoints/step-000000003", "runs/profiled"}) {
       std::error_code missing;
       for (const auto& entry : fs::recursive_directory_iterator(root / start, missing)) {
         const fs::path path = entry.path().lexically_relative(root / start);
@@ -151,7 +151,8 @@ bool is_setting(const std::string& text) {
 std::string flags_of_all_commands() {
   static const std::string text = [] {
     std::string out;
-    for (const char* command : {"train", "prepare", "eval", "generate", "inspect", "report", "config"})
+    for (const char* command :
+         {"train", "prepare", "eval", "generate", "inspect", "report", "config", "bench"})
       out += Session::instance().shoal({command, "--help"}).out;
     for (const char* script : {"launch/common.sh", "launch/setup.sh", "launch/quickstart.sh", "tests/run.sh"})
       out += testing::file_bytes(fs::path(SHOAL_SOURCE_DIR) / script);

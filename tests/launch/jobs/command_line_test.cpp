@@ -5,7 +5,7 @@
 namespace shoal::testing {
 namespace {
 
-const char* const kCommands[] = {"prepare", "train", "eval", "generate", "inspect", "report", "config"};
+const char* const kCommands[] = {"prepare", "train", "eval", "generate", "inspect", "report", "config", "bench"};
 
 /// One trained run for all tests that only read: two ranks, experts split over them.
 const ShoalFolder& trained() {

@@ -32,13 +32,23 @@ std::map<std::string, std::string> all_bytes(const std::filesystem::path& folder
 
 TEST(Usage, AMistypedCommandGetsTheNearestOne) {
   const ShoalFolder folder;
-  for (const std::string command : {"prepare", "train", "eval", "generate", "inspect", "report", "config"}) {
+  for (const std::string command :
+       {"prepare", "train", "eval", "generate", "inspect", "report", "config", "bench"}) {
     std::string typo = command;
     std::swap(typo[1], typo[2]);
     expect_refused(folder.shoal({typo, "tiny.yaml"}),
                    {str("unknown command '", typo, "', did you mean '", command, "'?")});
   }
   expect_refused(folder.shoal({"--vresion"}), {"unknown option '--vresion', did you mean '--version'?"});
+}
+
+TEST(Usage, BenchRefusesWhatItCannotMeasureBeforeItMeasures) {
+  const ShoalFolder folder;
+  expect_refused(folder.shoal({"bench", "none.yaml"}), {"none.yaml"});
+  expect_refused(folder.shoal({"bench", "tiny.yaml", "run.profile_after=7"}),
+                 {"config run.profile_after (command line)", "has no meaning with run.profile: 0"});
+  expect_refused(folder.shoal({"bench", "--run.steps=3"}), {"run.steps=3", "name the config first"});
+  expect_refused(folder.shoal({"bench", "--seconds", "-1"}), {"--seconds"});
 }
 
 TEST(Usage, WrongKernelVariablesAreRefusedByWhateverUsesKernels) {

@@ -1,0 +1,25 @@
+#include "launch/engine_options.h"
+
+namespace shoal {
+
+Device device_of(const TrainConfig& config) {
+  return Device{config.run.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
+}
+
+EngineOptions engine_options(const TrainConfig& config, int64_t vocab_size) {
+  EngineOptions options;
+  options.model = config.model;
+  options.optimizer = config.optim.optimizer;
+  options.dispatcher = config.parallel.dispatcher;
+  options.vocab_size = vocab_size;
+  options.seq_len = config.data.seq_len;
+  options.seed = static_cast<uint64_t>(config.run.seed);
+  options.clip_norm = config.optim.clip_norm;
+  options.bucket_mb = config.parallel.bucket_mb;
+  options.dtype = config.run.dtype();
+  options.bf16 = config.run.bf16();
+  options.device = device_of(config);
+  return options;
+}
+
+}  // namespace shoal
