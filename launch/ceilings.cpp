@@ -14,7 +14,8 @@ double now_seconds() {
 }
 
 double measure_multiply_adds(DType dtype, double seconds) {
-  constexpr int64_t kRounds = 2'000'000;  // some ms: a team must not be waiting for its threads
+  constexpr int64_t kRounds =
+      500'000;  // about 1 ms: long enough to start a team, too short to be disturbed each time
   return best_rate(seconds, [&] { return multiply_add_rounds(Device{}, dtype, kRounds); });
 }
 

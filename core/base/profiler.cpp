@@ -144,13 +144,15 @@ bool Profiler::enter_kernel(const char* name, const Cost& cost) {
   return true;
 }
 
-void Profiler::enter_collective(const CollectiveId& id, bool waits) {
+bool Profiler::enter_collective(const CollectiveId& id, bool waits) {
   const Span& top = stack_[static_cast<size_t>(depth_) - 1];
+  if (top.event.kind == Kind::collective) return false;
   push(id.name, -1, top.node, row_of_collective(top.node), Kind::collective, now_ns());
-  if (skipped_ > 0) return;
+  if (skipped_ > 0) return true;
   Event& event = stack_[static_cast<size_t>(depth_) - 1].event;
   event.collective = id;
   event.waits = waits;
+  return true;
 }
 
 void Profiler::leave() {

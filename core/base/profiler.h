@@ -80,7 +80,8 @@ class Profiler {
   void enter_phase(Phase phase);
   /// False, and nothing to leave, inside another kernel: that one's time and cost are all of it.
   bool enter_kernel(const char* name, const Cost& cost);
-  void enter_collective(const CollectiveId& id, bool waits);
+  /// The same inside another collective, as when one communicator passes its calls on.
+  bool enter_collective(const CollectiveId& id, bool waits);
   void leave();
   /// Leaves all spans but the outermost `depth`.
   void leave_to(int depth);
@@ -191,8 +192,8 @@ class ProfileCall {
   ProfileCall(Profiler& profiler, const char* kernel, const Cost& cost)
       : profiler_(profiler.enter_kernel(kernel, cost) ? &profiler : nullptr) {}
   ProfileCall(const CollectiveId& id, bool waits) : profiler_(id.name ? Profiler::active() : nullptr) {
-    if (profiler_ != nullptr) [[unlikely]]
-      profiler_->enter_collective(id, waits);
+    if (profiler_ != nullptr && !profiler_->enter_collective(id, waits)) [[unlikely]]
+      profiler_ = nullptr;
   }
   ~ProfileCall() {
     if (profiler_ != nullptr) [[unlikely]]

@@ -147,6 +147,21 @@ TEST(Profiler, AKernelInsideAKernelIsPartOfIt) {
   EXPECT_EQ(names(profiler), (std::vector<std::string>{"outer", "next", "step 1"}));
 }
 
+TEST(Profiler, ACollectiveThatIsPassedOnIsOneCall) {
+  const int outer_group = 0, inner_group = 0;
+  Profiler profiler(100);
+  profiler.start(1);
+  {
+    const ProfileCall outer(CollectiveId{"all_reduce", &outer_group, 0, 8}, /*waits=*/false);
+    const ProfileCall inner(CollectiveId{"all_reduce", &inner_group, 5, 8}, /*waits=*/false);
+    kernel("sum", {.bytes = 1});  // the work of a collective counts for it
+  }
+  profiler.stop();
+  EXPECT_EQ(names(profiler), (std::vector<std::string>{"sum", "all_reduce", "step 1"}));
+  EXPECT_EQ(row(profiler, Profiler::kExchange).cost.bytes, 1);
+  EXPECT_EQ(row(profiler, Profiler::kExchange).calls, 2);
+}
+
 TEST(Profiler, BackwardEntersThePlacesOfForwardAgainWithoutLeavingWhatIsCommon) {
   Profiler profiler(100);
   profiler.start(1);
