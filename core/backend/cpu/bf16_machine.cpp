@@ -43,7 +43,10 @@ double multiply_adds(int64_t rounds) {
 }
 
 double pair_multiply_adds(int64_t rounds) {
-  Floats sum[kSums] = {};
+  // Sums that begin equal would stay equal, and the compiler would make one of them.
+  Floats sum[kSums];
+#pragma GCC unroll 12
+  for (int i = 0; i < kSums; i++) sum[i] = 0x1p-100F * static_cast<float>(i) - Floats{};
   // Two bf16 of 2^-60: 10^9 sums of their products are far from the ends of f32.
   const Words pair = 0x21802180U - Words{};
   for (int64_t r = 0; r < rounds; r++) {
