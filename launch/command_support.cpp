@@ -208,7 +208,7 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   TrainConfig needed = config;
   needed.optim.optimizer = kIdleOptimizer;
   MemoryEstimate memory = estimate_memory(needed, layout_of(config, world->size()), vocab_size);
-  memory.activations = 0;  // without backward next to none are kept
+  memory.activations = memory.work = 0;  // without backward next to none are kept
   require_memory(run.loaded, memory, *world);
   TrainedModel out;
   out.step = found->step;

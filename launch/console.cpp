@@ -82,9 +82,6 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
                         double peak_flops, int64_t step) {
   const ModelFacts& f = engine.model().facts();
   const ParallelLayout& l = engine.mesh().layout();
-  int64_t local = 0;
-  for (const Parameter* p : engine.parameters()) local += p->value.numel();
-  const int64_t state = local * (8 + engine.optimizer().state_bytes_per_element());
   std::string out = format("run        %s, step %ld of %ld\n", config.run_folder().c_str(),
                            static_cast<long>(step), static_cast<long>(config.run.steps));
   out += format("model      %s, %s parameters, %s active, %s embedding\n", config.model.kind.c_str(),
@@ -94,8 +91,12 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   out += "batch      " + batch_line(config, engine) + "\n";
   out += format("layout     dp %d, ep %d, edp %d: %s of %s\n", l.dp, l.ep, l.edp,
                 plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
-  out += format("precision  %s; weights, gradients and optimizer state: %s per rank\n",
-                config.run.precision.c_str(), human_bytes(state).c_str());
+  out += format("precision  %s\n", config.run.precision.c_str());
+  const MemoryEstimate memory = estimate_memory(config, l, data.vocab_size);
+  const auto [first, second, third] = memory.parts();
+  const std::string next = ",\n           ";
+  out += str("memory     predicted peak ", memory.total_text(), " per rank: ", first, next, second, next,
+             third, "\n");
   out += format(
       "machine    %s kernels, GEMM peak %.3f TFLOP/s over all ranks (100 %% MFU):\n"
       "           at %s FLOP per token at most %s tokens/s\n",
@@ -104,11 +105,14 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   return out;
 }
 
-std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds) {
+std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds,
+                    const MemoryUse& memory) {
   const std::string run = config.run_folder();
   const int64_t steps = last_step - first_step + 1;
   return format("time       %s for %s, evaluation and saving included\n", human_duration(seconds).c_str(),
                 plural(steps, "step").c_str()) +
+         str("memory     peak ", human_bytes(memory.peak_bytes), " of tensors, predicted ",
+             memory.predicted.total_text(), "\n") +
          str("folder     ", run, ": checkpoints, metrics.jsonl, config.yaml, tokenizer.json\n", "next       ",
              program_invocation_name, " generate ", run, " --prompt \"Your text\"\n", "           ",
              program_invocation_name, " report ", run, "\n", "           ", program_invocation_name, " eval ",

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "launch/memory.h"
 #include "launch/metrics.h"
 #include "launch/train_config.h"
 
@@ -27,7 +28,13 @@ void write_resolved_config(const TrainConfig& config);
 /// step. Rows of steps after `last_step` are left out: they were logged, but no checkpoint holds them. ""
 /// when no row is left.
 std::string run_result(const std::filesystem::path& metrics_file, int64_t last_step);
-/// How long steps first_step..last_step took with everything, where the results lie, what to do with them.
-std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds);
+struct MemoryUse {
+  int64_t peak_bytes = 0;  // of tensors, on this rank
+  MemoryEstimate predicted;
+};
+/// How long steps first_step..last_step took with everything, the memory it took, where the results lie, what
+/// to do with them.
+std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds,
+                    const MemoryUse& memory);
 
 }  // namespace shoal

@@ -77,27 +77,44 @@ double left_in_groups(const std::filesystem::path& root) {
 
 }  // namespace
 
+std::string MemoryEstimate::total_text() const {
+  return bytes_text(total());
+}
+
+std::array<std::string, 3> MemoryEstimate::parts() const {
+  const std::string copies = packed_weights > 0 ? str("bf16 copies ", bytes_text(packed_weights), ", ") : "";
+  return {str("weights ", bytes_text(weights)),
+          str("gradients ", bytes_text(gradients), ", optimizer state ", bytes_text(optimizer)),
+          str(copies, "activations ", bytes_text(activations), ", work ", bytes_text(work))};
+}
+
 std::string MemoryEstimate::text() const {
-  return str(bytes_text(total()), " (weights ", bytes_text(weights), ", gradients ", bytes_text(gradients),
-             ", optimizer state ", bytes_text(optimizer), ", activations ", bytes_text(activations), ")");
+  const auto [first, second, third] = parts();
+  return str(total_text(), " (", first, ", ", second, ", ", third, ")");
 }
 
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {
   const ModelFacts facts = config.model_options().facts(vocab_size, config.data.seq_len);
   const auto element = static_cast<double>(dtype_size(config.run.dtype()));
-  // bf16 keeps two copies of every weight that is multiplied, and halves what flows between layers.
-  const double copies = config.run.bf16() ? 4 : 0;
   const auto experts = static_cast<double>(facts.params_expert);
   const double params =
       static_cast<double>(facts.params_total) - experts + experts / static_cast<double>(layout.ep);
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
-  const double tokens =
+  PassShape pass;
+  pass.vocab_size = vocab_size;
+  pass.tokens =
       static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(config.data.seq_len);
+  pass.ep = layout.ep;
+  pass.dtype = config.run.dtype();
+  pass.bf16 = config.run.bf16();
+  const PassMemory memory = config.model_options().pass_memory(pass);
   MemoryEstimate out;
   out.gradients = params * element;
-  out.weights = params * (element + copies);
+  out.weights = params * element;
   out.optimizer = params * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
-  out.activations = tokens * facts.values_per_token * (config.run.bf16() ? 2 : element);
+  out.packed_weights = memory.packed_weights;
+  out.activations = memory.activations;
+  out.work = memory.work;
   return out;
 }
 
@@ -115,11 +132,11 @@ double available_memory(const std::filesystem::path& root) {
 
 void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, double available) {
   if (estimate.total() <= available) return;
-  const bool batch = estimate.activations > estimate.total() / 2;
+  const bool batch = estimate.activations + estimate.work > estimate.total() / 2;
   const std::string key = batch ? "data" : "model";
   const char* fix =
       batch ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
-              "set model.recompute: block"
+              "set model.recompute (block keeps least)"
             : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
               "spread experts over more ranks with parallel.ep";
   throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",

@@ -2,6 +2,7 @@
 // this machine has left. Used by the trainer, which refuses what cannot fit, and by `shoal config`.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -14,10 +15,13 @@ namespace shoal {
 /// Bytes of one rank; doubles, because they may not fit an int64.
 struct MemoryEstimate {
   double weights = 0, gradients = 0, optimizer = 0;
-  double activations = 0;  // of one micro-batch, when backward begins
-  double total() const { return weights + gradients + optimizer + activations; }
-  /// "1.20 GiB (weights 100 MiB, ...)"
-  std::string text() const;
+  double activations = 0;     // of one micro-batch, when backward begins
+  double work = 0;            // of backward and the LM head, on top of these
+  double packed_weights = 0;  // bf16 copies
+  double total() const { return weights + gradients + optimizer + activations + work + packed_weights; }
+  std::string total_text() const;            // "1.20 GiB"
+  std::array<std::string, 3> parts() const;  // "weights 100 MiB", "gradients ...", ... for lines
+  std::string text() const;                  // "1.20 GiB (weights 100 MiB, ...)"
 };
 
 /// Of the largest rank, with experts evenly used. Communication buffers, the data and the program itself

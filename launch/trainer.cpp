@@ -441,7 +441,9 @@ TrainEnd Trainer::finish(bool stopped) {
     const std::string result =
         run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl", progress_.step);
     if (!result.empty()) log::info("\n", result);
-    log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_));
+    const MemoryUse memory{device_runtime(device_.type).stats().peak_bytes,
+                           estimate_memory(config_, mesh_->layout(), data_.vocab_size)};
+    log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_, memory));
   }
   if (save_failed_) {
     if (speaks) {

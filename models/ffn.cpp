@@ -1,5 +1,6 @@
 #include "models/ffn.h"
 
+#include "core/autograd/saved.h"
 #include "core/base/profiler.h"
 #include "core/ops/activation.h"
 #include "core/ops/linear.h"
@@ -63,7 +64,11 @@ Tensor Ffn::forward(const Tensor& x_TD) const {
   const ProfileSection section("ffn");
   const int64_t D = shape_.hidden_size, up = w1_->value.numel() / D;
   const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
-  return linear(activation_->forward(linear(x_TD, w1_->value.view({up, D}), b1)), w2_->value, b2);
+  const auto project_up = [w1 = w1_->value.view({up, D}), b1](const Tensor& x) { return linear(x, w1, b1); };
+  const auto activate = [this](const Tensor& h) { return activation_->forward(h); };
+  const Tensor a = apply_again(shape_.recompute.activations,
+                               apply_again(shape_.recompute.up_projections, x_TD, project_up), activate);
+  return linear(a, w2_->value, b2);
 }
 
 }  // namespace shoal

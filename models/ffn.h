@@ -24,11 +24,21 @@ using FfnActivationRegistry = Registry<FfnActivation>;
 /// 8/3 D rounded up to 128 for gated activations (same parameters as 4 D), else 4 D.
 int64_t auto_ffn_hidden(int64_t hidden_size, bool gated);
 
+/// What is made again instead of being kept: `model.recompute`.
+struct Recompute {
+  bool norms = false;           // results of the norms
+  bool activations = false;     // what the down projections of FFNs and experts read
+  bool up_projections = false;  // what their activations read
+  bool block = false;           // all but the input of each block
+  bool packed_weights = false;  // bf16 copies of weights
+};
+
 struct FfnShape {
   int64_t hidden_size = 0;  // D
   int64_t ffn_hidden = 0;   // F
   bool bias = false;
   double init_std = 0.02, output_init_std = 0.02;
+  Recompute recompute;
 };
 
 /// y_TD = W2 f(W1 x). W1 is [2, F, D] when gated (gate rows, then up rows), else [F, D]; W2 is [D, F].

@@ -67,9 +67,24 @@ struct ModelFacts {
   int64_t params_total = 0, params_active = 0;   // active: used by one token
   int64_t params_embedding = 0;                  // token and position tables; part of both
   int64_t params_expert = 0;                     // of routed experts: spread over the ep ranks; part of total
-  double values_per_token = 0;                   // activations at their peak, when backward begins
   double flops_forward = 0, flops_backward = 0;  // per token; causal attention counted at half
   double flops_per_token() const { return flops_forward + flops_backward; }
+};
+
+/// A forward and backward pass of one rank, for pass_memory().
+struct PassShape {
+  int64_t vocab_size = 0;
+  double tokens = 0;  // of one micro-batch
+  int ep = 1;
+  DType dtype = DType::f32;  // of parameters
+  bool bf16 = false;
+};
+/// Bytes besides weights, gradients and optimizer state; doubles, because they may not fit an int64.
+struct PassMemory {
+  double packed_weights = 0;  // bf16 copies kept between passes
+  double activations = 0;     // alive when backward begins
+  double work =
+      0;  // on top of these at the peak: a block of logits, gradients on their way, what is made again
 };
 
 /// Keys and values of the tokens seen so far, for generation.
@@ -114,6 +129,8 @@ struct ModelOptions : Options {
   AutoInt vocab_size;                       // auto: the tokenizer's
   virtual int64_t num_experts() const = 0;  // largest over the layers; 0: no MoE layer
   virtual ModelFacts facts(int64_t vocab_size, int64_t seq_len) const = 0;
+  /// Predicted, with every expert getting its share of the rows.
+  virtual PassMemory pass_memory(const PassShape& shape) const = 0;
   /// Adds every violated rule between fields. `path` is the section ("model"), `root` gives origins.
   virtual void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const = 0;
 };

@@ -2,6 +2,9 @@
 // addition.
 #pragma once
 
+#include <utility>
+
+#include "core/autograd/saved.h"
 #include "core/base/profiler.h"
 #include "core/nn/module.h"
 #include "core/ops/norm.h"
@@ -13,6 +16,7 @@ struct NormShape {
   bool layer_norm = false;  // else rms_norm
   bool bias = false;        // layer_norm only
   double eps = 1e-5;
+  bool recompute = false;  // the result is made again in backward
   int64_t num_params() const { return size * (layer_norm && bias ? 2 : 1); }
 };
 
@@ -27,18 +31,27 @@ class Norm final : public Module {
   }
   /// In the computing dtype.
   Tensor forward(const Tensor& x_TD) const {
-    const ProfileSection section("norms");
-    return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)
-                             : rms_norm(x_TD, weight_->value, shape_.eps, y_dtype_);
+    return apply_again(shape_.recompute, x_TD, [this](const Tensor& x) { return normalize(x); });
   }
   /// {norm(x + residual), x + residual}; the sum keeps the residual's dtype.
   NormResult forward(const Tensor& x_TD, const Tensor& residual_TD) const {
     const ProfileSection section("norms");
-    return shape_.layer_norm ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
-                             : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
+    NormResult result = shape_.layer_norm
+                            ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
+                            : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
+    if (shape_.recompute) {
+      result.y_TD = with_recipe(std::move(result.y_TD), result.sum_TD,
+                                [this](const Tensor& sum_TD) { return normalize(sum_TD); });
+    }
+    return result;
   }
 
  private:
+  Tensor normalize(const Tensor& x_TD) const {
+    const ProfileSection section("norms");
+    return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)
+                             : rms_norm(x_TD, weight_->value, shape_.eps, y_dtype_);
+  }
   Tensor bias() const { return bias_ ? bias_->value : Tensor{}; }
   NormShape shape_;
   DType y_dtype_;

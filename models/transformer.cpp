@@ -30,13 +30,14 @@ Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding&
                          options.init.std,
                          options.output_init_std(),
                          layer,
-                         options.num_moe_layers()};
+                         options.num_moe_layers(),
+                         options.recomputed()};
     moe_ =
         std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, context, build.child("moe"));
     add_module(*moe_);
   } else {
-    const FfnShape shape{options.hidden_size, options.ffn_hidden(), options.bias, options.init.std,
-                         options.output_init_std()};
+    const FfnShape shape{options.hidden_size, options.ffn_hidden(),      options.bias,
+                         options.init.std,    options.output_init_std(), options.recomputed()};
     ffn_ = std::make_unique<Ffn>(shape, options.ffn.activation, build.child("ffn"));
     add_module(*ffn_);
   }
@@ -102,11 +103,15 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
     if (MoeLayer* moe = blocks_.back()->moe()) moe_layers_.push_back(moe);
   }
   if (options.norm.placement == "pre") {
-    final_norm_ = std::make_unique<Norm>(options.norm_shape(), build.child("final_norm"));
+    // Its result is read in forward only.
+    NormShape shape = options.norm_shape();
+    shape.recompute = false;
+    final_norm_ = std::make_unique<Norm>(shape, build.child("final_norm"));
     add_module(*final_norm_);
   }
   if (!options.tie_embeddings)
     head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std));
+  for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
 }
 
 Tensor Transformer::head_weight() const {
@@ -133,7 +138,7 @@ Transformer::Features Transformer::features(const ModelBatch& batch, const Forwa
     Block* block = blocks_[l].get();
     const ProfileScope scope("layer", static_cast<int64_t>(l));
     Block::Output result;
-    if (options_.recompute == "block" && context.pass == Pass::train) {
+    if (options_.recomputed().block && context.pass == Pass::train) {
       // Undefined tensors keep their places: inputs {residual, delta}, outputs {residual, delta, aux, z}.
       const std::vector<Tensor> outputs = recompute(
           [block, batch, context](const std::vector<Tensor>& in) {

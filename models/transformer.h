@@ -39,7 +39,7 @@ struct TransformerOptions final : ModelOptions {
   int64_t layers = 4, hidden_size = 256, heads = 4;
   AutoInt kv_heads, head_size;
   bool bias = false, tie_embeddings = true;
-  std::string recompute = "none";
+  std::vector<std::string> recompute = {"none"};
   NormOptions norm;
   Choice position{"rope", nullptr};
   FfnOptions ffn;
@@ -54,6 +54,7 @@ struct TransformerOptions final : ModelOptions {
   // What `auto` stands for.
   AttentionShape attention_shape() const;
   NormShape norm_shape() const;
+  Recompute recomputed() const;
   int64_t ffn_hidden() const;
   int64_t expert_hidden() const;
   int64_t shared_hidden() const;  // all shared experts together; 0: none
@@ -61,8 +62,8 @@ struct TransformerOptions final : ModelOptions {
   /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
   double output_init_std() const;
   double size_bound() const;
-  /// Values that are alive when backward begins, per token, with the router sending as many rows as it gets.
-  double values_per_token(int64_t vocab_size) const;
+  PassMemory pass_memory(const PassShape& shape) const override;
+  double multiplied_params(const PassShape& shape) const;
 };
 
 /// One layer. The residual stream is carried apart from what was last added to it, so that the addition is

@@ -1,4 +1,5 @@
-// How much of a transformer's forward pass is kept for backward: what the Functions of one block save.
+// Memory of a pass through a transformer, from its options alone: what the Functions of each block keep, and
+// what backward takes on top while it frees that, block by block. Bytes per token unless said otherwise.
 #include <algorithm>
 
 #include "models/transformer.h"
@@ -7,31 +8,163 @@ namespace shoal {
 
 namespace {
 
-/// Up projection (gate and up when gated), and what the down projection reads.
-double ffn_values(int64_t hidden, bool gated) {
-  return static_cast<double>((gated ? 3 : 2) * hidden);
-}
+/// An FFN, or all routed experts of a token.
+struct FfnBytes {
+  double up = 0, hidden = 0;  // results of the up projection and of the activation
+  double made_input = 0;      // what is made again for the weight gradient of the up projection
+  double output = 0;          // gradient of the result, in memory that forward has kept
+  double dx = 0;
+  double copy = 0;  // the largest bf16 copy of a weight, when copies are not kept
+};
+
+struct BlockBytes {
+  double kept = 0;  // when forward has ended
+  double work = 0;  // most that its backward takes on top of that
+};
+
+class PassEstimate {
+ public:
+  PassEstimate(const TransformerOptions& options, const PassShape& shape)
+      : o_(options),
+        shape_(shape),
+        again_(options.recomputed()),
+        gated_(FfnActivationRegistry::make(options.ffn.activation)->gated()),
+        pre_(options.norm.placement == "pre") {
+    stats_ = static_cast<double>(dtype_size(shape.dtype));
+    element_ = shape.bf16 ? 2 : stats_;
+    x_D_ = static_cast<double>(o_.hidden_size) * element_;
+    stream_D_ = pre_ ? static_cast<double>(o_.hidden_size) * stats_ : x_D_;
+    norm_kept_ = stream_D_ + (again_.norms ? 0 : x_D_) + norm_statistics();
+    norm_made_ = again_.norms ? x_D_ : 0;
+  }
+
+  PassMemory total() const {
+    const BlockBytes dense = block(false), sparse = block(true);
+    const double inputs = stream_D_ + (pre_ ? x_D_ : 0);           // of a block that is run again
+    const double ends = pre_ ? stream_D_ + norm_statistics() : 0;  // the final norm
+    const auto bytes_of = [&](int64_t l) { return o_.moe.is_moe_layer(l) ? sparse : dense; };
+    double live = ends;
+    for (int64_t l = 0; l < o_.layers; l++) live += again_.block ? inputs : bytes_of(l).kept;
+    PassMemory out;
+    out.activations = shape_.tokens * live;
+    double peak = out.activations + head();
+    live -= ends;
+    for (int64_t l = o_.layers - 1; l >= 0; l--) {
+      const BlockBytes b = bytes_of(l);
+      peak = std::max(peak, shape_.tokens * (live + b.work + (again_.block ? b.kept : 0)));
+      live -= again_.block ? inputs : b.kept;
+    }
+    out.work = peak - out.activations;
+    if (shape_.bf16 && !again_.packed_weights) out.packed_weights = 4 * o_.multiplied_params(shape_);
+    return out;
+  }
+
+ private:
+  double norm_statistics() const { return (o_.norm.kind == "layer_norm" ? 2 : 1) * stats_; }
+  double copy_bytes() const { return shape_.bf16 && again_.packed_weights ? 2 : 0; }  // of one weight
+
+  /// In all: a block of logits, for bf16 with its copy, the head's input and its gradient.
+  double head() const {
+    const auto vocab = static_cast<double>(shape_.vocab_size);
+    constexpr double kBlock = 16.0 * (1 << 20);  // of core/ops/cross_entropy.cpp
+    const double logits = std::min(shape_.tokens, std::max(64.0, kBlock / (vocab * stats_))) * vocab * stats_;
+    return logits * (shape_.bf16 ? 1.5 : 1) + shape_.tokens * 2 * x_D_ +
+           2 * copy_bytes() * vocab * static_cast<double>(o_.hidden_size);
+  }
+
+  FfnBytes ffn(double rows, int64_t width, double matrices) const {
+    const double up = static_cast<double>(width) * (gated_ ? 2 : 1);
+    FfnBytes f;
+    f.up = rows * up * element_;
+    f.hidden = rows * static_cast<double>(width) * element_;
+    f.made_input = norm_made_;
+    f.dx = rows * x_D_;
+    f.copy =
+        copy_bytes() * matrices * static_cast<double>(o_.hidden_size) * up / std::max(1.0, shape_.tokens);
+    return f;
+  }
+  double kept(const FfnBytes& f) const {
+    return (again_.up_projections ? 0 : f.up) + (again_.activations ? 0 : f.hidden);
+  }
+  /// Most that backward takes on top of what there was before it.
+  double work(const FfnBytes& f) const {
+    const double made_up = again_.up_projections ? f.up : 0;
+    const bool chain = again_.up_projections && again_.activations;
+    // The down projection: its input, made from the up projection's result, made from that one's input.
+    const double down =
+        f.hidden + (again_.activations ? f.hidden + made_up : 0) + (chain ? f.made_input : 0) + f.copy;
+    const double freed = f.output + (again_.activations ? 0 : f.hidden);
+    // The activation's gradient takes the memory of what it read.
+    const double activation = f.hidden + made_up + (again_.up_projections ? f.made_input : 0) - freed;
+    const double up = made_up + f.made_input + f.dx + f.copy - freed;
+    return std::max({down, activation, up});
+  }
+
+  BlockBytes attention() const {
+    const AttentionShape a = o_.attention_shape();
+    const double inner = static_cast<double>(a.heads * a.head_size) * element_;
+    const double qkv = static_cast<double>((a.heads + 2 * a.kv_heads) * a.head_size) * element_;
+    return {norm_kept_ + qkv + inner + static_cast<double>(a.heads) * stats_,
+            inner + std::max(qkv, x_D_) + norm_made_};
+  }
+
+  BlockBytes block(bool sparse) const {
+    const BlockBytes first = attention();
+    BlockBytes second = sparse ? moe_layer() : BlockBytes{};
+    if (!sparse) {
+      const FfnBytes f = ffn(1, o_.ffn_hidden(), 1);
+      second = {kept(f), work(f)};
+    }
+    // Of the residual stream and, in another dtype, of what was last added to it.
+    const double gradients = stream_D_ + (pre_ && element_ != stats_ ? x_D_ : 0);
+    return {first.kept + norm_kept_ + second.kept,
+            std::max(second.work, first.work - second.kept) + gradients};
+  }
+
+  BlockBytes moe_layer() const {
+    const auto K = static_cast<double>(o_.moe.top_k), E = static_cast<double>(o_.moe.num_experts);
+    FfnBytes routed = ffn(K, o_.expert_hidden(), E / shape_.ep);
+    routed.output = K * x_D_;  // in the memory of the experts' results
+    const double index = 3 * 8 * K;
+    double rows = 0;  // with one rank copies of tokens are made again, but not sent again with several
+    if (shape_.ep > 1)
+      rows = K * x_D_ + 2 * 8 * K;
+    else
+      routed.made_input += K * x_D_;
+    // Logits, scores, ids twice, weights.
+    const double router = 2 * E * stats_ + K * (8 + stats_);
+    BlockBytes b{router + index + rows + routed.output + kept(routed), work(routed)};
+    if (o_.shared_hidden() > 0) {
+      const FfnBytes shared = ffn(1, o_.shared_hidden(), 1);
+      // Of the routed experts only the gradient of their rows is left by then.
+      b.work = std::max(b.work, work(shared) + routed.dx - rows - routed.output - kept(routed));
+      b.kept += kept(shared) + (o_.moe.shared_gate ? x_D_ + 2 * stats_ : 0);
+    }
+    return b;
+  }
+
+  const TransformerOptions& o_;
+  const PassShape& shape_;
+  Recompute again_;
+  bool gated_, pre_;
+  double element_, stats_;  // bytes of a number between layers, and of the stream, statistics and router
+  double x_D_, stream_D_;   // a row of width D of either
+  double norm_kept_, norm_made_;
+};
 
 }  // namespace
 
-double TransformerOptions::values_per_token(int64_t vocab_size) const {
-  const AttentionShape a = attention_shape();
-  const bool gated = FfnActivationRegistry::make(ffn.activation)->gated();
-  const auto D = static_cast<double>(hidden_size);
-  // Two norms keep their sum and their result; attention keeps q, k, v, its result and one value per head.
-  const auto attention = 4 * D + static_cast<double>((2 * a.heads + 2 * a.kv_heads) * a.head_size + a.heads);
-  const double dense = attention + ffn_values(ffn_hidden(), gated);
-  const double rows = static_cast<double>(moe.top_k) * (2 * D + ffn_values(expert_hidden(), gated));
-  const double shared =
-      shared_hidden() > 0 ? ffn_values(shared_hidden(), gated) + (moe.shared_gate ? D : 0) : 0;
-  const double sparse = attention + static_cast<double>(moe.num_experts) + rows + shared;
-  const auto num_sparse = static_cast<double>(num_moe_layers());
-  const double num_dense = static_cast<double>(layers) - num_sparse;
-  const double ends = 2 * D + static_cast<double>(vocab_size);  // final norm and logits
-  if (recompute == "none") return num_dense * dense + num_sparse * sparse + ends;
-  // Each block keeps its two inputs; one block at a time is there as a whole, when the logits are gone.
-  const double largest = std::max(num_dense > 0 ? dense : 0, num_sparse > 0 ? sparse : 0);
-  return static_cast<double>(layers) * 2 * D + std::max(ends, largest);
+PassMemory TransformerOptions::pass_memory(const PassShape& shape) const {
+  return PassEstimate(*this, shape).total();
+}
+
+/// Parameters of one rank that take part in products of mixed precision.
+double TransformerOptions::multiplied_params(const PassShape& shape) const {
+  const ModelFacts all = facts(shape.vocab_size, 0);
+  auto params = static_cast<double>(all.params_total - all.params_embedding);
+  if (tie_embeddings) params += static_cast<double>(shape.vocab_size) * static_cast<double>(hidden_size);
+  params -= static_cast<double>(all.params_expert) * (1 - 1.0 / shape.ep);
+  return params - static_cast<double>(num_moe_layers()) * static_cast<double>(moe.router_params(hidden_size));
 }
 
 }  // namespace shoal

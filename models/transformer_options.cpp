@@ -40,8 +40,11 @@ void TransformerOptions::fields(FieldVisitor& v) {
   v("bias", bias, "biases in projections, FFNs and layer norms");
   v("tie_embeddings", tie_embeddings, "the LM head is the token embedding");
   v("recompute", recompute,
-    "block: keep only each block's input and run it again in backward (less memory, ~1/3 more time)",
-    one_of({"none", "block"}));
+    "what is made again instead of being kept: results of norms, of activations and up projections of FFNs "
+    "and "
+    "experts; a whole block, from its input; bf16 copies of weights (docs/performance.md has bytes and "
+    "times)",
+    one_of({"none", "norms", "activations", "up_projections", "packed_weights", "block"}));
   v("norm", norm, "normalisation layers");
   v.choice("position", position, PositionRegistry::instance(), "how positions enter");
   v("ffn", ffn, "feed-forward networks");
@@ -55,7 +58,12 @@ AttentionShape TransformerOptions::attention_shape() const {
 }
 
 NormShape TransformerOptions::norm_shape() const {
-  return {hidden_size, norm.kind == "layer_norm", bias, norm.eps};
+  return {hidden_size, norm.kind == "layer_norm", bias, norm.eps, recomputed().norms};
+}
+
+Recompute TransformerOptions::recomputed() const {
+  const auto has = [this](const char* what) { return std::ranges::find(recompute, what) != recompute.end(); };
+  return {has("norms"), has("activations"), has("up_projections"), has("block"), has("packed_weights")};
 }
 
 double TransformerOptions::output_init_std() const {
@@ -128,7 +136,6 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   facts.params_active = total - idle;
   facts.flops_forward = 2 * (static_cast<double>(multiply_adds) + scores);
   facts.flops_backward = 2 * facts.flops_forward;
-  facts.values_per_token = values_per_token(vocab_size);
   return facts;
 }
 
@@ -169,6 +176,8 @@ void TransformerOptions::check(const std::string& path, const ConfigNode& root, 
                    "; lower layers, hidden_size, heads, the widths or num_experts"));
     return;
   }
+  if (recompute.size() > 1 && std::ranges::find(recompute, "none") != recompute.end())
+    add("recompute", "expected none alone, got it with others; remove it");
   const int64_t kv = kv_heads.value_or(heads);
   if (!head_size.value && hidden_size % heads != 0) {
     add("heads", str("expected a divisor of hidden_size (", hidden_size, "), got ", heads,

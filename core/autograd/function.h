@@ -1,5 +1,6 @@
 // Function: one differentiable operation, written as a forward/backward pair. What backward needs is kept in
-// named members of the subclass; needs_grad(i) says what may be skipped. Ops in core/ops are Functions.
+// named members of the subclass (activations as Saved); needs_grad(i) says what may be skipped. Ops in
+// core/ops are Functions.
 //
 //   struct Scale final : Function {
 //     double factor;
@@ -15,13 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/autograd/saved.h"
 #include "core/tensor/tensor.h"
 
 namespace shoal {
 
 /// bf16 copies of a weight for matrix products, in layouts of the backend (core/ops/bf16_linear.h).
 struct PackedWeight {
-  Tensor forward, backward;
+  Tensor forward, backward;  // of y = x W^T and of dx = dy W
 };
 
 /// Where the gradients of a parameter end. Permanent: outlives every tape.
@@ -32,6 +34,7 @@ struct Leaf {
   DType grad_dtype = DType::f32;
   PackedWeight packed;        // of the parameter's value; undefined until a bf16 product needs it
   bool packed_fresh = false;  // cleared by whatever changes the value; the next product packs again
+  bool keep_packed = true;    // false: each product makes the copy it needs, and drops it
 
   /// The gradient buffer, zero-filled when it did not exist.
   Tensor& grad_buffer(const Shape& shape, Device device);

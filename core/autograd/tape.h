@@ -41,6 +41,7 @@ class Tape {
 
  private:
   friend class RecomputeFunction;
+  friend class Recipe;
   template <class F, class... In>
   friend auto apply(F function, const In&... inputs);
 

@@ -18,14 +18,15 @@ class ActivateFunction final : public Function {
     return y;
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
-    Tensor dx = dy[0].is_sole_owner() ? dy[0] : Tensor::empty_like(x_);
-    activate_bwd(x_.device(), dy[0], x_, f_, dx);
+    const Tensor x = x_.take();
+    Tensor dx = dy[0].is_sole_owner() ? dy[0] : Tensor::empty_like(x);
+    activate_bwd(x.device(), dy[0], x, f_, dx);
     return {dx};
   }
 
  private:
   Activation f_;
-  Tensor x_;
+  Saved x_;
 };
 
 class GatedActivateFunction final : public Function {
@@ -45,14 +46,15 @@ class GatedActivateFunction final : public Function {
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
     // x is the widest activation of the layer; its memory takes the gradient when nobody else reads it.
-    Tensor dx = x_.is_sole_owner() ? x_ : Tensor::empty_like(x_);
-    gated_activate_bwd(x_.device(), dy[0], x_, f_, dx);
+    const Tensor x = x_.take();
+    Tensor dx = x.is_sole_owner() ? x : Tensor::empty_like(x);
+    gated_activate_bwd(x.device(), dy[0], x, f_, dx);
     return {dx};
   }
 
  private:
   Activation f_;
-  Tensor x_;
+  Saved x_;
 };
 
 }  // namespace

@@ -73,7 +73,9 @@ struct Rope final : Function {
 
   Tensor forward(const Tensor& qkv) {
     rope_fwd(qkv.device(), qkv, spec, rope_spec, table, positions, /*inverse=*/false);
-    return qkv;
+    Tensor rotated = qkv;
+    rotated.recipe = nullptr;  // was for what it held before
+    return rotated;
   }
 
   // A rotation is orthogonal: its gradient is the rotation back.

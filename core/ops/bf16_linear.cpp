@@ -11,25 +11,31 @@ namespace shoal {
 
 namespace {
 
-PackedWeight make_copies(const Tensor& weight) {
+PackedWeight make_copies(const Tensor& weight, PackedUse use) {
   const int64_t groups = weight.dims() == 3 ? weight.size(0) : 1, n = weight.size(-2), k = weight.size(-1);
   const Device device = weight.device();
-  return {Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device),
-          Tensor::empty({packed_size(device, groups, k, n)}, DType::bf16, device)};
+  PackedWeight copies;
+  if (use != PackedUse::backward)
+    copies.forward = Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device);
+  if (use != PackedUse::forward)
+    copies.backward = Tensor::empty({packed_size(device, groups, k, n)}, DType::bf16, device);
+  return copies;
 }
 
 struct Bf16Linear final : Function {
   std::vector<int64_t> rows;
-  PackedWeight copies;
+  Tensor source;  // the weight with its leaf, whose copies are used
   DType result = DType::bf16;
-  Tensor x;
+  Saved x;
   Shape weight_shape, bias_shape;
 
+  Bf16Linear(const Tensor& weight, std::span<const int64_t> rows_per_group, DType result_dtype)
+      : rows(rows_per_group.begin(), rows_per_group.end()), source(weight), result(result_dtype) {}
   const char* name() const override { return "bf16_linear"; }
 
   Tensor forward(const Tensor& x_in, const Tensor& weight, const Tensor& bias) {
     const Tensor y = Tensor::empty({x_in.size(0), weight.size(-2)}, result, x_in.device());
-    packed_gemm_rows(y.device(), x_in, copies.forward, y, rows);
+    packed_gemm_rows(y.device(), x_in, packed_weight(source, PackedUse::forward).forward, y, rows);
     if (bias) add_bias(y.device(), y, bias, rows);
     weight_shape = weight.shape();
     if (bias) bias_shape = bias.shape();
@@ -47,12 +53,12 @@ struct Bf16Linear final : Function {
     }
     if (needs_grad(0)) {
       dx = Tensor::empty({dy.size(0), weight_shape[-1]}, DType::bf16, device);
-      packed_gemm_rows(device, dy, copies.backward, dx, rows);
+      packed_gemm_rows(device, dy, packed_weight(source, PackedUse::backward).backward, dx, rows);
     }
     if (needs_grad(1)) {
       const Tensor* leaf = leaf_grad(1, weight_shape, device);
       if (leaf == nullptr) dweight = Tensor::empty(weight_shape, DType::f32, device);
-      bf16_gemm_reduce(device, leaf != nullptr, dy, x, leaf != nullptr ? *leaf : dweight, rows);
+      bf16_gemm_reduce(device, leaf != nullptr, dy, x.get(), leaf != nullptr ? *leaf : dweight, rows);
     }
     if (needs_grad(2)) {
       const Tensor* leaf = leaf_grad(2, bias_shape, device);
@@ -65,16 +71,18 @@ struct Bf16Linear final : Function {
 
 }  // namespace
 
-PackedWeight packed_weight(const Tensor& weight) {
+PackedWeight packed_weight(const Tensor& weight, PackedUse use) {
   SHOAL_CHECK(weight.dtype() == DType::f32 && (weight.dims() == 2 || weight.dims() == 3),
               "packed_weight: expected an f32 weight [N, K] or [G, N, K], got ", weight.dtype(), ' ',
               weight.shape());
   Leaf* leaf = weight.grad_ref.leaf;
-  if (leaf != nullptr && leaf->packed_fresh) return leaf->packed;
-  const PackedWeight copies = leaf != nullptr && leaf->packed.forward ? leaf->packed : make_copies(weight);
+  const bool keep = leaf != nullptr && leaf->keep_packed;
+  if (keep && leaf->packed_fresh) return leaf->packed;
+  const PackedWeight copies =
+      keep && leaf->packed.forward ? leaf->packed : make_copies(weight, keep ? PackedUse::both : use);
   const ProfileSection section("weight packing");
   pack_weight(weight.device(), weight.detach(), copies);
-  if (leaf != nullptr) {
+  if (keep) {
     leaf->packed = copies;
     leaf->packed_fresh = true;
   }
@@ -85,11 +93,7 @@ Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int
                    const Tensor& bias, DType result) {
   SHOAL_CHECK(result == DType::bf16 || result == DType::f32,
               "bf16_linear: expected a result of bf16 or f32, got ", result);
-  Bf16Linear function;
-  function.rows.assign(rows_per_group.begin(), rows_per_group.end());
-  function.copies = packed_weight(weight);
-  function.result = result;
-  return apply(std::move(function), x_RK, weight, bias);
+  return apply(Bf16Linear(weight, rows_per_group, result), x_RK, weight, bias);
 }
 
 }  // namespace shoal

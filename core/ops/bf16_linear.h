@@ -13,21 +13,22 @@
 
 namespace shoal {
 
-/// linear and grouped_linear (core/ops/linear.h) of bf16 rows. weight: f32 [N, K] or [G, N, K]; a leaf's
-/// copies are kept until its value changes (Leaf::packed_fresh), those of any other weight are made for this
-/// call. bias: f32, may be undefined. y is bf16, or f32 when `result` says so; weight and bias gradients are
-/// f32.
+/// linear and grouped_linear (core/ops/linear.h) of bf16 rows. weight: f32 [N, K] or [G, N, K]. bias: f32,
+/// may be undefined. y is bf16, or f32 when `result` says so; weight and bias gradients are f32.
 Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int64_t> rows_per_group,
                    const Tensor& bias, DType result);
 
-/// Fresh copies of a weight of shape [N, K] or [G, N, K]: the leaf's own (`forward` for y = x W^T, `backward`
-/// for dx = dy W; opaque to all but the backend that filled them).
-PackedWeight packed_weight(const Tensor& weight);
+enum class PackedUse : uint8_t { both, forward, backward };
+
+/// Fresh copies of a weight of shape [N, K] or [G, N, K], opaque to all but the backend that filled them. A
+/// leaf's are kept until its value changes (Leaf::packed_fresh). Those of other weights, and of leaves that
+/// keep none, are made for this call, and only the one that `use` names.
+PackedWeight packed_weight(const Tensor& weight, PackedUse use = PackedUse::both);
 
 /// bf16 elements of one copy of `groups` matrices with `outputs` rows and `inputs` columns.
 inline constinit Kernel<int64_t(int64_t groups, int64_t outputs, int64_t inputs)> packed_size("packed_size");
 
-/// Fills both copies from the f32 weight.
+/// Fills the copies that are defined from the f32 weight.
 inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to)> pack_weight(
     "pack_weight", [](const Tensor& weight, const PackedWeight& to) {
       return Cost{.bytes = bytes_of(weight, to.forward, to.backward)};

@@ -79,6 +79,7 @@ class LinearCrossEntropyFunction final : public Function {
     }
     Tensor loss = Tensor::empty({}, stats, x.device());
     fill(loss.device(), loss, total * scale_);
+    copies_ = {};
     return loss;
   }
 

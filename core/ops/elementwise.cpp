@@ -83,7 +83,8 @@ struct SigmoidFunction final : Function {
 };
 
 struct ScaleRowsFunction final : Function {
-  Tensor x_kept, scale_kept;
+  Saved x_kept;
+  Tensor scale_kept;
   const char* name() const override { return "scale_rows"; }
   Tensor forward(const Tensor& x, const Tensor& scale) {
     SHOAL_CHECK(scale.numel() == x.num_rows() && scale.dtype() == stats_dtype(x.dtype()),
@@ -97,9 +98,10 @@ struct ScaleRowsFunction final : Function {
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
     Tensor dx, dscale;
-    if (needs_grad(0)) dx = Tensor::empty_like(x_kept);
+    const Tensor x = x_kept.get();
+    if (needs_grad(0)) dx = Tensor::empty_like(x);
     if (needs_grad(1)) dscale = Tensor::empty_like(scale_kept);
-    scale_rows_bwd(x_kept.device(), dy[0], x_kept, scale_kept, dx, dscale);
+    scale_rows_bwd(x.device(), dy[0], x, scale_kept, dx, dscale);
     return {dx, dscale};
   }
 };
@@ -154,7 +156,11 @@ Tensor sum(const Tensor& x) {
   return apply(SumFunction{}, x);
 }
 Tensor cast(const Tensor& x, DType dtype) {
-  return apply(CastFunction(x.dtype(), dtype), x);
+  Tensor y = apply(CastFunction(x.dtype(), dtype), x);
+  // A wider copy says nothing new: it is not worth keeping beside x.
+  if (dtype_size(dtype) <= dtype_size(x.dtype())) return y;
+  return with_recipe(std::move(y), x,
+                     [dtype](const Tensor& from) { return CastFunction::convert(from, dtype); });
 }
 
 }  // namespace shoal

@@ -28,7 +28,8 @@ Tensor add_gradient(Tensor* leaf_grad, const Tensor& input, DType dtype, const A
 }
 
 struct Linear final : Function {
-  Tensor x, weight, bias;
+  Saved x;
+  Tensor weight, bias;
 
   const char* name() const override { return "linear"; }
 
@@ -59,10 +60,11 @@ struct Linear final : Function {
       gemm(device, {}, dy_matrix, weight, as_matrix(dx));
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(
-          leaf_grad(1, weight.shape(), device), weight, dy.dtype(), [&](const Tensor& grad, bool accumulate) {
-            gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix, as_matrix(x), grad);
-          });
+      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, dy.dtype(),
+                             [&](const Tensor& grad, bool accumulate) {
+                               gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix,
+                                    as_matrix(x.get()), grad);
+                             });
     }
     if (needs_grad(2)) {
       const int64_t num_rows = dy.num_rows();
@@ -78,7 +80,8 @@ struct Linear final : Function {
 
 struct GroupedLinear final : Function {
   std::vector<int64_t> rows;
-  Tensor x, weight, bias;
+  Saved x;
+  Tensor weight, bias;
 
   const char* name() const override { return "grouped_linear"; }
 
@@ -101,10 +104,10 @@ struct GroupedLinear final : Function {
       grouped_gemm_rows(device, {}, dy, weight, dx, rows);
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, dy.dtype(),
-                             [&](const Tensor& grad, bool accumulate) {
-                               grouped_gemm_reduce(device, {.accumulate = accumulate}, dy, x, grad, rows);
-                             });
+      dweight = add_gradient(
+          leaf_grad(1, weight.shape(), device), weight, dy.dtype(), [&](const Tensor& grad, bool accumulate) {
+            grouped_gemm_reduce(device, {.accumulate = accumulate}, dy, x.get(), grad, rows);
+          });
     }
     if (needs_grad(2)) {
       dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, dy.dtype(),

@@ -107,7 +107,9 @@ class PermuteRowsFunction final : public Function {
 }  // namespace
 
 Tensor gather_rows(const Tensor& x_TD, const Tensor& row_N, const Tensor& slots_TK) {
-  return apply(GatherRowsFunction(row_N, slots_TK), x_TD);
+  // Copies of rows are not worth keeping beside the rows.
+  return with_recipe(apply(GatherRowsFunction(row_N, slots_TK), x_TD), x_TD,
+                     [row_N](const Tensor& x) { return gather(x, row_N); });
 }
 
 Tensor combine_rows(const Tensor& x_ND, const Tensor& weights_TK, const Tensor& slots_TK, const Tensor& row_N,

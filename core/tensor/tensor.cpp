@@ -63,6 +63,7 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   t.shape_.set(0, end - begin);
   t.offset_bytes_ += begin * row_bytes;
   t.grad_ref = {};
+  t.recipe = nullptr;
   return t;
 }
 
@@ -73,6 +74,7 @@ Tensor Tensor::flat(int64_t offset, int64_t count) const {
   t.shape_ = Shape{count};
   t.offset_bytes_ += offset * dtype_size(dtype_);
   t.grad_ref = {};
+  t.recipe = nullptr;
   return t;
 }
 

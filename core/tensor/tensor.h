@@ -12,6 +12,7 @@
 namespace shoal {
 
 struct Leaf;
+class Recipe;
 
 /// Where the gradient of a tensor goes: a leaf (parameter), a slot of a tape, or nowhere (see
 /// autograd/tape.h).
@@ -88,7 +89,8 @@ class Tensor {
   /// The single element of a tensor with numel() == 1, converted to double.
   double item() const;
 
-  GradRef grad_ref;  // set by autograd
+  GradRef grad_ref;                // set by autograd
+  std::shared_ptr<Recipe> recipe;  // how it can be made again instead of being kept (autograd/saved.h)
   bool requires_grad() const { return static_cast<bool>(grad_ref); }
   Tensor detach() const;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/autograd/saved.h"
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
@@ -70,15 +71,18 @@ Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per
   const int64_t e = w1_->value.size(0), D = shape_.hidden_size, F = shape_.expert_hidden;
   const int64_t up = activation_->gated() ? 2 * F : F;
   const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
-  const auto section = [](const char* name, const auto& body) {
-    const ProfileSection scope(name);
-    return body();
+  const auto project_up = [w1 = w1_->value.view({e, up, D}), b1, rows_per_expert](const Tensor& x) {
+    const ProfileSection section("experts up");
+    return grouped_linear(x, w1, rows_per_expert, b1);
   };
-  const Tensor h = section("experts up", [&] {
-    return grouped_linear(x_RD, w1_->value.view({e, up, D}), rows_per_expert, b1);
-  });
-  const Tensor a = section("experts activation", [&] { return activation_->forward(h); });
-  return section("experts down", [&] { return grouped_linear(a, w2_->value, rows_per_expert, b2); });
+  const auto activate = [this](const Tensor& h) {
+    const ProfileSection section("experts activation");
+    return activation_->forward(h);
+  };
+  const Tensor a = apply_again(shape_.recompute.activations,
+                               apply_again(shape_.recompute.up_projections, x_RD, project_up), activate);
+  const ProfileSection section("experts down");
+  return grouped_linear(a, w2_->value, rows_per_expert, b2);
 }
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
@@ -93,8 +97,8 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
   experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, build.child("experts"));
   add_module(*experts_);
   if (shape.shared_hidden > 0) {
-    const FfnShape ffn{shape.hidden_size, shape.shared_hidden, shape.bias, shape.init_std,
-                       shape.output_init_std};
+    const FfnShape ffn{shape.hidden_size, shape.shared_hidden,   shape.bias,
+                       shape.init_std,    shape.output_init_std, shape.recompute};
     shared_ = std::make_unique<Ffn>(ffn, activation, build.child("shared"));
     add_module(*shared_);
     if (options.shared_gate) {

@@ -36,6 +36,7 @@ struct MoeShape {
   bool bias = false;
   double init_std = 0.02, output_init_std = 0.02;
   int64_t layer = 0, num_moe_layers = 1;
+  Recompute recompute;
 };
 
 /// The experts of this rank: e of E, weights stacked along the first dimension and sharded over ep.

@@ -15,6 +15,11 @@ namespace shoal::testing {
 namespace {
 
 constexpr int64_t kVocab = 500;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 /// Highest number of bytes of tensors alive while a model is built and takes two steps, less what was there.
 double measured_bytes(const TrainConfig& config) {
@@ -28,7 +33,8 @@ double measured_bytes(const TrainConfig& config) {
   options.dispatcher = config.parallel.dispatcher;
   options.vocab_size = kVocab;
   options.seq_len = config.data.seq_len;
-  options.dtype = config.run.precision == "f64" ? DType::f64 : DType::f32;
+  options.dtype = config.run.dtype();
+  options.bf16 = config.run.bf16();
   TrainEngine engine(options, mesh);
   std::vector<std::vector<int32_t>> rows(static_cast<size_t>(config.data.global_batch));
   for (size_t r = 0; r < rows.size(); r++) {
@@ -45,26 +51,56 @@ TrainConfig config_of(const std::string& settings, const std::vector<std::string
   return load_train_config_text(text, "exp.yaml", overrides, 1).config;
 }
 
-TEST(MemoryEstimate, IsCloseToWhatAStepTakes) {
+/// "" when the estimate is within a tenth of the measured peak.
+std::string too_far(const TrainConfig& config) {
+  const MemoryEstimate estimate = estimate_memory(config, layout_of(config, 1), kVocab);
+  const double measured = measured_bytes(config);
+  if (std::abs(estimate.total() - measured) < 0.1 * measured) return "";
+  return str(estimate.text(), ", measured ", measured / (1 << 20),
+             " MiB: ", 100 * (estimate.total() / measured - 1), " % off\n");
+}
+
+const char* const kModels[] = {
+    "layers: 3, hidden_size: 64, heads: 4",
+    "layers: 8, hidden_size: 64, heads: 4, kv_heads: 2",
+    "layers: 3, hidden_size: 64, heads: 4, kv_heads: 1, bias: true, tie_embeddings: false, ffn: {activation: "
+    "gelu}, norm: {kind: layer_norm, placement: post}",
+    "layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64, shared_experts: 1, "
+    "first_dense: 1}",
+    "layers: 4, hidden_size: 96, heads: 2, tie_embeddings: false, moe: {num_experts: 4, top_k: 3, hidden: "
+    "160, "
+    "shared_experts: 1, shared_gate: true}",
+};
+
+// Under sanitizers a part: bytes are the same there, and steps slow.
+TEST(MemoryEstimate, IsWithinATenthOfThePeakForEachPrecisionAndChoiceOfRecompute) {
+  std::vector<std::pair<const char*, const char*>> cases = {
+      {"f32", "none"}, {"bf16", "[norms, activations, up_projections, packed_weights]"}};
+  if (!kSanitized) {
+    for (const char* recompute :
+         {"norms", "activations", "up_projections", "[norms, activations, up_projections]", "block"})
+      cases.emplace_back("f32", recompute);
+    for (const char* recompute : {"none", "up_projections", "packed_weights", "block"})
+      cases.emplace_back("bf16", recompute);
+  }
+  for (const char* model : kModels) {
+    for (const auto& [precision, recompute] : cases) {
+      const std::string settings =
+          str("model: {", model, ", recompute: ", recompute, "}\nrun: {precision: ", precision, "}\n");
+      EXPECT_EQ(too_far(config_of(settings)), "") << settings;
+    }
+  }
+}
+
+TEST(MemoryEstimate, IsWithinATenthOfThePeakForOtherOptimizersAndF64) {
   for (const char* settings :
-       {"model: {layers: 3, hidden_size: 64, heads: 4}",
-        "model: {layers: 8, hidden_size: 64, heads: 4, recompute: block}",
-        "model: {layers: 3, hidden_size: 64, heads: 4, kv_heads: 1, bias: true, tie_embeddings: false,\n"
-        "        ffn: {activation: gelu}, norm: {kind: layer_norm, placement: post}}\n"
+       {"model: {layers: 3, hidden_size: 64, heads: 4, norm: {placement: post}}\n"
         "optim: {optimizer: {kind: sgd, momentum: 0}}",
-        "model: {layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64,\n"
-        "        shared_experts: 1, first_dense: 1}}",
         "model: {layers: 2, hidden_size: 32, heads: 4, moe: {num_experts: 32, top_k: 1, hidden: 256}}\n"
         "run: {precision: f64}\noptim: {optimizer: lion}",
         "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 4, top_k: 3, hidden: 96}}\n"
-        "optim: {optimizer: sgd}"}) {
-    const TrainConfig config = config_of(settings);
-    const MemoryEstimate estimate = estimate_memory(config, layout_of(config, 1), kVocab);
-    const double measured = measured_bytes(config);
-    EXPECT_LT(estimate.total(), 1.1 * measured) << settings << "\n" << estimate.text();
-    EXPECT_GT(estimate.total(), 0.8 * measured) << settings << "\n"
-                                                << estimate.text() << ", measured " << measured;
-  }
+        "optim: {optimizer: sgd}"})
+    EXPECT_EQ(too_far(config_of(settings)), "") << settings;
 }
 
 TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
@@ -75,7 +111,9 @@ TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
   four.dp = four.ep = 4;
   const MemoryEstimate one = estimate_memory(config, layout_of(config, 1), kVocab);
   const MemoryEstimate split = estimate_memory(config, four, kVocab);
-  EXPECT_DOUBLE_EQ(one.activations, split.activations);
+  // Rows from other ranks cannot be made again: each row and its two places of 8 bytes.
+  const double tokens = 2 * 64, rows = tokens * 2 * 2;
+  EXPECT_DOUBLE_EQ(split.activations, one.activations + rows * (32 * 4 + 2 * 8));
   const double experts = 2.0 * 64 * 3 * 32 * 512 * 4;
   EXPECT_DOUBLE_EQ(one.weights - split.weights, experts * 3 / 4);
 }
@@ -134,7 +172,7 @@ TEST(CheckMemory, RefusesWithTheBreakdownAndTheKeysToLower) {
   const std::string model = refusal([&] { check_memory(loaded, estimate, (5 << 20) - 1); });
   EXPECT_TRUE(model.starts_with(
       "config model (exp.yaml:2:8): a rank needs about 5.00 MiB (weights 1.00 MiB, gradients 1.00 MiB, "
-      "optimizer state 2.00 MiB, activations 1.00 MiB), expected at most 5.00 MiB, its share of "
+      "optimizer state 2.00 MiB, activations 1.00 MiB, work 0 B), expected at most 5.00 MiB, its share of "
       "the memory that is available; lower model.layers"))
       << model;
   estimate.activations = 9 << 20;

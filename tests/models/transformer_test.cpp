@@ -171,24 +171,5 @@ TEST(Transformer, EvaluationLeavesNoTrace) {
   EXPECT_EQ(stats.at(0).bias_max, 0);
 }
 
-TEST(Transformer, RecomputeGivesTheSameBitsAndCountsOnce) {
-  auto run = [](const std::string& recompute) {
-    const TinyModel tiny(std::string(kMoe) + ", recompute: " + recompute, 11, 5);
-    const ModelBatch batch = batch_of({{1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}});
-    Tape tape;
-    tape.backward(tiny.model->loss(batch, context_for(batch)).total);
-    std::vector<double> all;
-    for (Parameter* p : tiny.model->parameters()) {
-      EXPECT_EQ(p->leaf.uses_left, 0) << p->name;
-      for (const double g : p->leaf.grad.to_vector<double>()) all.push_back(g);
-    }
-    for (const auto& stats : tiny.model->end_step(false)) {
-      for (const int64_t c : stats.counts_E) all.push_back(static_cast<double>(c));
-    }
-    return all;
-  };
-  EXPECT_EQ(run("none"), run("block"));
-}
-
 }  // namespace
 }  // namespace shoal::testing

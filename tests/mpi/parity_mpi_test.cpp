@@ -96,12 +96,14 @@ TEST(ParityMpi, UnevenSequencesPerRankAndMicroBatchChangeNothing) {
 
 TEST(ParityMpi, RecomputeChangesNothing) {
   for (const int ep : expert_sizes()) {
-    expect_parity({.ep = ep,
-                   .accumulation = 2,
-                   .balance = "global",
-                   .capacity = "position",
-                   .recompute = "block",
-                   .model = ""});
+    for (const char* recompute : {"block", "[norms, activations, up_projections]"}) {
+      expect_parity({.ep = ep,
+                     .accumulation = 2,
+                     .balance = "global",
+                     .capacity = "position",
+                     .recompute = recompute,
+                     .model = ""});
+    }
   }
 }
 

@@ -103,13 +103,18 @@ TEST(Parity, UnevenSequencesPerRankChangeNothing) {
 }
 
 TEST(Parity, RecomputeChangesNothing) {
-  expect_parity({.ep = 2,
-                 .accumulation = 2,
-                 .balance = "global",
-                 .capacity = "position",
-                 .recompute = "block",
-                 .model = ""},
-                2);
+  for (const char* recompute : {"block", "[norms, activations, up_projections]"}) {
+    for (const char* dispatcher : {"all_to_all", "all_gather"}) {
+      expect_parity({.ep = 2,
+                     .accumulation = 2,
+                     .dispatcher = dispatcher,
+                     .balance = "global",
+                     .capacity = "position",
+                     .recompute = recompute,
+                     .model = ""},
+                    2);
+    }
+  }
   expect_parity({.ep = 1, .balance = "bias", .recompute = "block", .model = ""}, 1);
 }
 

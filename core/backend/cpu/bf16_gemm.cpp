@@ -83,13 +83,16 @@ void pack_weight_impl(const Tensor& weight, const PackedWeight& to) {
   const int dims = weight.dims();
   SHOAL_CHECK(dims == 2 || dims == 3, "pack_weight: expected [N, K] or [G, N, K], got ", weight.shape());
   const int64_t groups = dims == 3 ? weight.size(0) : 1, n_count = weight.size(-2), k_count = weight.size(-1);
-  SHOAL_CHECK(to.forward.numel() == packed_size_impl(groups, n_count, k_count) &&
-                  to.backward.numel() == packed_size_impl(groups, k_count, n_count),
-              "pack_weight: copies of ", to.forward.numel(), " and ", to.backward.numel(),
-              " elements do not fit a weight ", weight.shape());
+  for (const auto& [copy, expected] : {std::pair{to.forward, packed_size_impl(groups, n_count, k_count)},
+                                       {to.backward, packed_size_impl(groups, k_count, n_count)}}) {
+    SHOAL_CHECK(!copy || copy.numel() == expected, "pack_weight: a copy of a weight ", weight.shape(),
+                " has ", expected, " elements, got ", copy.numel());
+  }
   const auto* values = weight.data<float>();
-  auto* forward = reinterpret_cast<uint32_t*>(to.forward.data<BFloat16>());
-  auto* backward = reinterpret_cast<uint32_t*>(to.backward.data<BFloat16>());
+  const auto words = [](const Tensor& copy) {
+    return copy ? reinterpret_cast<uint32_t*>(copy.data<BFloat16>()) : nullptr;
+  };
+  uint32_t *forward = words(to.forward), *backward = words(to.backward);
   const int64_t forward_words = matrix_words(n_count, k_count),
                 backward_words = matrix_words(k_count, n_count);
   const int64_t panels = divide_up(n_count, kPanelWidth), n_pairs = divide_up(n_count, 2);
@@ -98,8 +101,9 @@ void pack_weight_impl(const Tensor& weight, const PackedWeight& to) {
       const int64_t g = task / panels, n0 = task % panels * kPanelWidth;
       const int64_t count = std::min<int64_t>(kPanelWidth, n_count - n0);
       const float* rows = values + (g * n_count + n0) * k_count;
-      pack_forward(rows, count, k_count, forward + g * forward_words + n0 * divide_up(k_count, 2));
-      for (int64_t n = 0; n < count; n += 2) {
+      if (forward != nullptr)
+        pack_forward(rows, count, k_count, forward + g * forward_words + n0 * divide_up(k_count, 2));
+      for (int64_t n = 0; n < count && backward != nullptr; n += 2) {
         pack_backward(rows + n * k_count, n + 1 < count ? rows + (n + 1) * k_count : nullptr, k_count,
                       (n0 + n) / 2, n_pairs * kPanelWidth, backward + g * backward_words);
       }
