@@ -24,6 +24,11 @@ struct BFloat16 {
     const bool nan = (u & 0x7FFFFFFFU) > 0x7F800000U;
     bits = static_cast<uint16_t>(nan ? (u >> 16) | 0x40U : (u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);
   }
+  /// Loops that store by `y[i] = value` vectorise, whereas `y[i] = BFloat16(value)` does not.
+  BFloat16& operator=(float value) {
+    bits = BFloat16(value).bits;
+    return *this;
+  }
   explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
 

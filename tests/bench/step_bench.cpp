@@ -1,6 +1,6 @@
 // Time of whole training steps of one rank with one thread: the quickstart's model, and the reference
-// configuration of docs/performance.md at a quarter of its batch. Prints tokens/s and GFLOP/s; page faults
-// and system allocations per step should be 0 in a steady step.
+// configuration of docs/performance.md at its full batch and at a quarter of it. Prints tokens/s and GFLOP/s;
+// page faults and system allocations per step should be 0 in a steady step.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 
@@ -76,19 +76,21 @@ void quickstart(benchmark::State& state, bool bf16) {
 BENCHMARK_CAPTURE(quickstart, f32, false)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
 BENCHMARK_CAPTURE(quickstart, bf16, true)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
 
-void reference_quarter_batch(benchmark::State& state, bool bf16) {
+void reference(benchmark::State& state, int64_t rows, bool bf16) {
   run_steps(state,
             "layers: 8, hidden_size: 512, heads: 8, kv_heads: 4, tie_embeddings: false, moe: {num_experts: "
             "16, top_k: 2, hidden: 704, "
             "shared_experts: 1}",
-            8192, 1, 512, bf16);
+            8192, rows, 512, bf16);
 }
-BENCHMARK_CAPTURE(reference_quarter_batch, f32, false)
+BENCHMARK_CAPTURE(reference, quarter_batch_f32, 1, false)
     ->Unit(benchmark::kMillisecond)
     ->MeasureProcessCPUTime();
-BENCHMARK_CAPTURE(reference_quarter_batch, bf16, true)
+BENCHMARK_CAPTURE(reference, quarter_batch_bf16, 1, true)
     ->Unit(benchmark::kMillisecond)
     ->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(reference, f32, 4, false)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
+BENCHMARK_CAPTURE(reference, bf16, 4, true)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime();
 
 }  // namespace
 }  // namespace shoal

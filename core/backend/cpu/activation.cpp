@@ -84,14 +84,14 @@ void with_activation(Activation f, const F& body) {
 template <class A, class T>
 void activate_range(const T* x, T* y, int64_t begin, int64_t end) {
 #pragma omp simd
-  for (int64_t i = begin; i < end; i++) y[i] = static_cast<T>(A::value(static_cast<Compute<T>>(x[i])));
+  for (int64_t i = begin; i < end; i++) y[i] = A::value(static_cast<Compute<T>>(x[i]));
 }
 
 template <class A, class T>
 void activate_bwd_range(const T* dy, const T* x, T* dx, int64_t begin, int64_t end) {
 #pragma omp simd
   for (int64_t i = begin; i < end; i++) {
-    dx[i] = static_cast<T>(static_cast<Compute<T>>(dy[i]) * A::slope(static_cast<Compute<T>>(x[i])));
+    dx[i] = static_cast<Compute<T>>(dy[i]) * A::slope(static_cast<Compute<T>>(x[i]));
   }
 }
 
@@ -99,7 +99,7 @@ template <class A, class T>
 void gated_row(const T* gate, const T* up, T* y, int64_t width) {
 #pragma omp simd
   for (int64_t i = 0; i < width; i++) {
-    y[i] = static_cast<T>(A::value(static_cast<Compute<T>>(gate[i])) * static_cast<Compute<T>>(up[i]));
+    y[i] = A::value(static_cast<Compute<T>>(gate[i])) * static_cast<Compute<T>>(up[i]);
   }
 }
 
@@ -110,8 +110,8 @@ void gated_bwd_row(const T* dy, const T* gate, const T* up, T* dgate, T* dup, in
   for (int64_t i = 0; i < width; i++) {
     const auto g = static_cast<Compute<T>>(gate[i]), u = static_cast<Compute<T>>(up[i]);
     const auto d = static_cast<Compute<T>>(dy[i]);
-    dgate[i] = static_cast<T>(d * u * A::slope(g));
-    dup[i] = static_cast<T>(d * A::value(g));
+    dgate[i] = d * u * A::slope(g);
+    dup[i] = d * A::value(g);
   }
 }
 

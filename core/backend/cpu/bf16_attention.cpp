@@ -96,7 +96,7 @@ void attend(const QueryBlock<BFloat16>& block, const AttentionSpec& spec) {
     const float inverse = 1 / tiles.sum[row];
     const float* out = tiles.out + row * tiles.padded;
     BFloat16* y = block.y + r * block.y_stride + i * c;
-    for (int64_t j = 0; j < c; j++) y[j] = BFloat16(out[j] * inverse);
+    for (int64_t j = 0; j < c; j++) y[j] = out[j] * inverse;
     if (block.lse != nullptr) block.lse[r * block.lse_stride + i] = tiles.max[row] + std::log(tiles.sum[row]);
   }
 }

@@ -96,8 +96,8 @@ void score_gradients(const float* scores, const float* dprobs, BFloat16* probs, 
   fill(dscores, 0, begin, BFloat16());
   for (int64_t j = begin; j < end; j++) {
     const float p = fast_exp(scores[j] * scale - lse);
-    probs[j] = BFloat16(p);
-    dscores[j] = BFloat16(p * (dprobs[j] - delta));
+    probs[j] = p;
+    dscores[j] = p * (dprobs[j] - delta);
   }
   fill(probs, end, kKeys, BFloat16());
   fill(dscores, end, kKeys, BFloat16());
@@ -183,8 +183,8 @@ void key_block(const HeadGroup<BFloat16>& group, const AttentionSpec& spec, cons
   }
   for (int64_t j = 0; j < keys.count; j++) {
     BFloat16* dk = group.dqkv + (keys.first + j) * group.stride + group.heads * c;
-    for (int64_t x = 0; x < c; x++) dk[x] = BFloat16(group.scale * tiles.dk[j * tiles.padded + x]);
-    for (int64_t x = 0; x < c; x++) dk[c + x] = BFloat16(tiles.dv[j * tiles.padded + x]);
+    for (int64_t x = 0; x < c; x++) dk[x] = group.scale * tiles.dk[j * tiles.padded + x];
+    for (int64_t x = 0; x < c; x++) dk[c + x] = tiles.dv[j * tiles.padded + x];
   }
 }
 
@@ -200,7 +200,7 @@ void group_backward(const HeadGroup<BFloat16>& group, const AttentionSpec& spec,
     for (int64_t i = 0; i < group.heads; i++) {
       BFloat16* dq = group.dqkv + s * group.stride + i * c;
       const float* from = tiles.dq_row(group, s, i);
-      for (int64_t x = 0; x < c; x++) dq[x] = BFloat16(group.scale * from[x]);
+      for (int64_t x = 0; x < c; x++) dq[x] = group.scale * from[x];
     }
   }
 }

@@ -45,7 +45,7 @@ void pack_forward(const float* rows, int64_t count, int64_t k_count, uint32_t* p
         BFloat16 rounded[kChunk] = {};
         if (j + i < count) {
           const float* from = rows + (j + i) * k_count + k;
-          for (int c = 0; c < kChunk; c++) rounded[c] = BFloat16(from[c]);
+          for (int c = 0; c < kChunk; c++) rounded[c] = from[c];
         }
         __builtin_memcpy(&square[i], rounded, sizeof(rounded));
       }
@@ -138,7 +138,7 @@ struct RowsProduct {
                    w + k / 2 * kPanelWidth, kPanelWidth, sums, kPanelWidth, columns, k > 0);
       }
       for (int64_t r = 0; r < rows; r++) {
-        for (int c = 0; c < columns; c++) to[r * outputs + c] = static_cast<Out>(sums[r * kPanelWidth + c]);
+        for (int c = 0; c < columns; c++) to[r * outputs + c] = sums[r * kPanelWidth + c];
       }
     }
   }

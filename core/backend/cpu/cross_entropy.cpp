@@ -47,7 +47,7 @@ double cross_entropy_row(T* x, int64_t width, int32_t label, double scale) {
         x[v] *= factor;
       } else {
         const C onehot = v == label ? static_cast<C>(scale) : C(0);
-        x[v] = static_cast<T>(fast_exp(static_cast<C>(x[v]) - top) * factor - onehot);
+        x[v] = fast_exp(static_cast<C>(x[v]) - top) * factor - onehot;
       }
     }
     if constexpr (kKeepExp) x[label] -= static_cast<C>(scale);

@@ -16,8 +16,7 @@ void map2(const T* a, const T* b, T* to, int64_t n, const F& f) {
   using C = Compute<T>;
   cpu::parallel_blocks(n, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-    for (int64_t i = begin; i < end; i++)
-      to[i] = static_cast<T>(f(static_cast<C>(a[i]), static_cast<C>(b[i])));
+    for (int64_t i = begin; i < end; i++) to[i] = f(static_cast<C>(a[i]), static_cast<C>(b[i]));
   });
 }
 
@@ -26,7 +25,7 @@ void map1(const From* from, To* to, int64_t n, const F& f) {
   using C = Compute<From>;
   cpu::parallel_blocks(n, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-    for (int64_t i = begin; i < end; i++) to[i] = static_cast<To>(f(static_cast<C>(from[i])));
+    for (int64_t i = begin; i < end; i++) to[i] = static_cast<Compute<To>>(f(static_cast<C>(from[i])));
   });
 }
 
@@ -72,7 +71,7 @@ void scale_rows_impl(const Tensor& x, const Tensor& scale, const Tensor& out) {
         const Compute<T> c = factor[r];
 #pragma omp simd
         for (int64_t d = r * width; d < (r + 1) * width; d++) {
-          to[d] = static_cast<T>(static_cast<Compute<T>>(from[d]) * c);
+          to[d] = static_cast<Compute<T>>(from[d]) * c;
         }
       }
     });
@@ -95,7 +94,7 @@ void scale_rows_bwd_rows(const T* dy, const T* x, const Compute<T>* scale, T* dx
       const C c = scale[r];
       T* dx_row = dx + r * width;
 #pragma omp simd
-      for (int64_t d = 0; d < width; d++) dx_row[d] = static_cast<T>(static_cast<C>(dy_row[d]) * c);
+      for (int64_t d = 0; d < width; d++) dx_row[d] = static_cast<C>(dy_row[d]) * c;
     }
   }
 }
@@ -127,7 +126,7 @@ void sum_impl(const Tensor& x, const Tensor& out) {
     const T* data = x.data<T>();
     const double total =
         cpu::ordered_sum<double>(x.numel(), [=](int64_t b, int64_t e) { return sum_range(data, b, e); });
-    out.data<T>()[0] = static_cast<T>(static_cast<Compute<T>>(total));
+    out.data<T>()[0] = static_cast<Compute<T>>(total);
   });
 }
 

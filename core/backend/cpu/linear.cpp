@@ -37,8 +37,7 @@ void add_bias_impl(const Tensor& y, const Tensor& bias, std::span<const int64_t>
                    [=](int64_t begin, int64_t end) {
                      for (int64_t r = begin; r < end; r++) {
                        T* to = row + r * n;
-                       for (int64_t i = 0; i < n; i++)
-                         to[i] = static_cast<T>(static_cast<Compute<T>>(to[i]) + b[i]);
+                       for (int64_t i = 0; i < n; i++) to[i] = static_cast<Compute<T>>(to[i]) + b[i];
                      }
                    });
       row += count * n;

@@ -49,7 +49,7 @@ struct ForwardArgs {
     const S* b = residual + r * width;
     S* to = sum + r * width;
 #pragma omp simd
-    for (int64_t d = 0; d < width; d++) to[d] = static_cast<S>(static_cast<C>(a[d]) + static_cast<C>(b[d]));
+    for (int64_t d = 0; d < width; d++) to[d] = static_cast<C>(a[d]) + static_cast<C>(b[d]);
     body(static_cast<const S*>(to));
   }
 };
@@ -64,10 +64,9 @@ void rms_norm_row(const Args& a, int64_t r) {
     const C rstd = C(1) / std::sqrt(squares / static_cast<C>(a.width) + a.eps);
     a.rstd[r] = rstd;
     auto* y = a.y + r * a.width;
-    using Y = std::remove_reference_t<decltype(*y)>;
     const C* weight = a.weight;
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) y[d] = static_cast<Y>(static_cast<C>(x[d]) * rstd * weight[d]);
+    for (int64_t d = 0; d < a.width; d++) y[d] = static_cast<C>(x[d]) * rstd * weight[d];
   });
 }
 
@@ -87,17 +86,16 @@ void layer_norm_row(const Args& a, int64_t r) {
     a.mean[r] = mean;
     a.rstd[r] = rstd;
     auto* y = a.y + r * a.width;
-    using Y = std::remove_reference_t<decltype(*y)>;
     const C *weight = a.weight, *bias = a.bias;
     if (bias == nullptr) {
 #pragma omp simd
       for (int64_t d = 0; d < a.width; d++) {
-        y[d] = static_cast<Y>((static_cast<C>(x[d]) - mean) * rstd * weight[d]);
+        y[d] = (static_cast<C>(x[d]) - mean) * rstd * weight[d];
       }
     } else {
 #pragma omp simd
       for (int64_t d = 0; d < a.width; d++) {
-        y[d] = static_cast<Y>((static_cast<C>(x[d]) - mean) * rstd * weight[d] + bias[d]);
+        y[d] = (static_cast<C>(x[d]) - mean) * rstd * weight[d] + bias[d];
       }
     }
   });
@@ -163,16 +161,16 @@ void norm_bwd_row(const BackwardArgs<S, Y>& a, int64_t r, Compute<S>* dweight, C
   };
   if (a.dsum == nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) dx[d] = static_cast<S>(gradient(d));
+    for (int64_t d = 0; d < a.width; d++) dx[d] = gradient(d);
   } else {
     const S* dsum = a.dsum + r * a.width;
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) dx[d] = static_cast<S>(gradient(d) + static_cast<C>(dsum[d]));
+    for (int64_t d = 0; d < a.width; d++) dx[d] = gradient(d) + static_cast<C>(dsum[d]);
   }
   if (a.dx_low != nullptr) {
     BFloat16* low = a.dx_low + r * a.width;
 #pragma omp simd
-    for (int64_t d = 0; d < a.width; d++) low[d] = BFloat16(static_cast<float>(static_cast<C>(dx[d])));
+    for (int64_t d = 0; d < a.width; d++) low[d] = static_cast<float>(static_cast<C>(dx[d]));
   }
 }
 

@@ -58,7 +58,7 @@ void combine_chunk(const T* x, const Compute<T>* weights, const int64_t* slots, 
     }
   }
 #pragma omp simd
-  for (int64_t d = 0; d < count; d++) y[column + d] = static_cast<T>(sums[d]);
+  for (int64_t d = 0; d < count; d++) y[column + d] = sums[d];
 }
 
 void combine_rows_fwd_impl(const Tensor& x, const Tensor& weights, const Tensor& slots, const Tensor& y) {
@@ -92,7 +92,7 @@ void combine_bwd_row(const T* dy, const T* x, Compute<T> weight, T* dx, Compute<
   }
   if (dx != nullptr) {
 #pragma omp simd
-    for (int64_t d = 0; d < width; d++) dx[d] = static_cast<T>(weight * static_cast<C>(dy[d]));
+    for (int64_t d = 0; d < width; d++) dx[d] = weight * static_cast<C>(dy[d]);
   }
 }
 

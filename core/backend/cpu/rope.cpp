@@ -17,8 +17,8 @@ void rotate_half(T* x, const Compute<T>* cosine, const Compute<T>* sine, int64_t
 #pragma omp simd
   for (int64_t i = 0; i < pairs; i++) {
     const auto a = static_cast<Compute<T>>(x[i]), b = static_cast<Compute<T>>(high[i]), s = sign * sine[i];
-    x[i] = static_cast<T>(a * cosine[i] - b * s);
-    high[i] = static_cast<T>(b * cosine[i] + a * s);
+    x[i] = a * cosine[i] - b * s;
+    high[i] = b * cosine[i] + a * s;
   }
 }
 
@@ -28,8 +28,8 @@ void rotate_adjacent(T* x, const Compute<T>* cosine, const Compute<T>* sine, int
   for (int64_t i = 0; i < pairs; i++) {
     const auto a = static_cast<Compute<T>>(x[2 * i]), b = static_cast<Compute<T>>(x[2 * i + 1]),
                s = sign * sine[i];
-    x[2 * i] = static_cast<T>(a * cosine[i] - b * s);
-    x[2 * i + 1] = static_cast<T>(b * cosine[i] + a * s);
+    x[2 * i] = a * cosine[i] - b * s;
+    x[2 * i + 1] = b * cosine[i] + a * s;
   }
 }
 
