@@ -7,7 +7,7 @@
 #include "core/base/threads.h"
 #include "core/ops/bf16_linear.h"
 #include "core/ops/linear.h"
-#include "core/ops/optimizer.h"
+#include "optim/optimizer.h"
 
 namespace shoal {
 
@@ -118,16 +118,17 @@ void Machine::memory() {
   for (const auto& [name, pattern] : patterns) {
     row("memory", name, [&] { return measure_memory(pattern, options_.memory, options_.seconds); });
   }
-  AdamwStep step{};
-  const Shape shape{options_.parameters};
-  step.param = Tensor::zeros(shape, DType::f32);
-  step.grad = Tensor::zeros(shape, DType::f32);
-  step.m = Tensor::zeros(shape, DType::f32);
-  step.v = Tensor::zeros(shape, DType::f32);
-  step.learning_rate = step.eps = 1e-3;
-  step.beta1 = step.beta2 = 0.9;
-  step.bias_correction1 = step.bias_correction2 = step.grad_scale = 1;
-  kernel_row("memory", "adamw, 28 bytes per parameter", adamw_step, step);
+  constexpr double kBytesPerParameter = 28;
+  Parameter parameter;
+  parameter.value = Tensor::zeros({options_.parameters}, DType::f32);
+  parameter.leaf.grad = Tensor::zeros({options_.parameters}, DType::f32);
+  const auto adamw = OptimizerRegistry::make(Choice{"adamw", nullptr}, {&parameter});
+  row("memory", "adamw, 28 bytes per parameter", [&] {
+    return best_rate(options_.seconds, [&] {
+      adamw->step(1e-3, 1);
+      return kBytesPerParameter * static_cast<double>(options_.parameters);
+    });
+  });
 }
 
 /// Seconds of one call: the mean over as many as fit the time, the same number on every rank.

@@ -13,7 +13,6 @@ namespace {
 // The order of a step. Rows that are not named here come before the last two.
 constexpr std::array kOrder = {"data",
                                "sums and counts",
-                               "gradients to zero",
                                "embedding",
                                "norms",
                                "attention projections",

@@ -37,15 +37,14 @@ class Adamw final : public Optimizer {
   int64_t state_bytes_per_element() const override { return 8; }
 
  protected:
-  void apply(double learning_rate, double grad_scale) override {
+  void update(const Block& block, double learning_rate, double grad_scale) override {
     const auto t = static_cast<double>(num_steps());
-    for (size_t i = 0; i < m_.size(); i++) {
-      const Parameter& p = *parameters()[i];
-      adamw_step(p.value.device(),
-                 AdamwStep{p.value, p.leaf.grad, m_[i], v_[i], learning_rate, options_.beta1, options_.beta2,
-                           options_.eps, options_.decay.of(p), 1 - std::pow(options_.beta1, t),
-                           1 - std::pow(options_.beta2, t), grad_scale});
-    }
+    const Parameter& p = *parameters()[block.index];
+    adamw_step(p.value.device(),
+               AdamwStep{block.of(p.value), block.of(p.leaf.grad), block.of(m_[block.index]),
+                         block.of(v_[block.index]), learning_rate, options_.beta1, options_.beta2,
+                         options_.eps, options_.decay.of(p), 1 - std::pow(options_.beta1, t),
+                         1 - std::pow(options_.beta2, t), grad_scale});
   }
 
  private:

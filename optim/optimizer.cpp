@@ -1,6 +1,53 @@
 #include "optim/optimizer.h"
 
+#include <algorithm>
+
+#include "core/base/threads.h"
+#include "core/ops/bf16_linear.h"
+
 namespace shoal {
+
+void Optimizer::step(double learning_rate, double grad_scale) {
+  constexpr int64_t kBlockElements = 1 << 15;
+  num_steps_++;
+  blocks_.clear();
+  Cost cost;
+  for (size_t i = 0; i < parameters_.size(); i++) {
+    const Parameter& p = *parameters_[i];
+    const PackedWeight& packed = p.leaf.packed;
+    const int64_t n = p.value.numel();
+    // Value and state are read and written, the gradient is read, bf16 copies are written.
+    const double state = static_cast<double>(state_bytes_per_element()) / 4;
+    cost.bytes += (3 + 2 * state) * bytes_of(p.value) + bytes_of(packed.forward, packed.backward);
+    if (packed.forward) {
+      const int64_t width = packed.shape[-1];
+      for_each_pack_block(packed.shape, [&](int64_t first, int64_t last) {
+        blocks_.push_back({i, first * width, last * width});
+      });
+    } else {
+      for (int64_t begin = 0; begin < n; begin += kBlockElements)
+        blocks_.push_back({i, begin, std::min(n, begin + kBlockElements)});
+    }
+  }
+  if (Profiler* profiler = Profiler::active(); profiler != nullptr) {
+    const ProfileCall call(*profiler, "optimizer update", cost);
+    update_blocks(learning_rate, grad_scale);
+  } else {
+    update_blocks(learning_rate, grad_scale);
+  }
+}
+
+void Optimizer::update_blocks(double learning_rate, double grad_scale) {
+  parallel_tasks(std::ssize(blocks_), [&](int64_t task) {
+    const Block& block = blocks_[static_cast<size_t>(task)];
+    update(block, learning_rate, grad_scale);
+    const Parameter& p = *parameters_[block.index];
+    if (!p.leaf.packed.forward) return;
+    const int64_t width = p.leaf.packed.shape[-1];
+    pack_rows(p.value.device(), p.value, p.leaf.packed, block.begin / width, block.end / width);
+  });
+  for (Parameter* p : parameters_) p->leaf.packed_fresh = static_cast<bool>(p->leaf.packed.forward);
+}
 
 void DecayRule::fields(FieldVisitor& v) {
   v("weight_decay", weight_decay,

@@ -18,13 +18,10 @@ class Optimizer {
   explicit Optimizer(std::vector<Parameter*> parameters) : parameters_(std::move(parameters)) {}
   virtual ~Optimizer() = default;
 
-  /// One step. Gradients are multiplied by grad_scale (clipping) on the way. A parameter whose gradient is
-  /// zero (an expert without tokens) is updated like any other: moments decay, weight decay applies.
-  void step(double learning_rate, double grad_scale) {
-    num_steps_++;
-    apply(learning_rate, grad_scale);
-    for (Parameter* p : parameters_) p->leaf.packed_fresh = false;
-  }
+  /// One step, over the threads of this rank. Gradients are multiplied by grad_scale (clipping) on the way. A
+  /// parameter whose gradient is zero (an expert without tokens) is updated like any other: moments decay,
+  /// weight decay applies.
+  void step(double learning_rate, double grad_scale);
   /// Steps taken; part of the checkpoint (bias corrections depend on it).
   int64_t num_steps() const { return num_steps_; }
   void set_num_steps(int64_t steps) { num_steps_ = steps; }
@@ -38,11 +35,22 @@ class Optimizer {
   virtual int64_t state_bytes_per_element() const = 0;
 
  protected:
-  virtual void apply(double learning_rate, double grad_scale) = 0;
+  /// Elements [begin, end) of parameter `index`: a block that stays in a core's cache, so that memory is read
+  /// and written once per step (bf16 copies of the new values are made from there).
+  struct Block {
+    size_t index;
+    int64_t begin, end;
+    Tensor of(const Tensor& t) const { return t.flat(begin, end - begin); }
+  };
+  /// Updates one block and its state, on the calling thread; blocks are updated at the same time.
+  virtual void update(const Block& block, double learning_rate, double grad_scale) = 0;
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
  private:
+  void update_blocks(double learning_rate, double grad_scale);
+
   std::vector<Parameter*> parameters_;
+  std::vector<Block> blocks_;
   int64_t num_steps_ = 0;
 };
 using OptimizerRegistry = Registry<Optimizer, const std::vector<Parameter*>&>;

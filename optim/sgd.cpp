@@ -33,13 +33,12 @@ class Sgd final : public Optimizer {
   int64_t state_bytes_per_element() const override { return options_.momentum == 0 ? 0 : 4; }
 
  protected:
-  void apply(double learning_rate, double grad_scale) override {
-    for (size_t i = 0; i < parameters().size(); i++) {
-      const Parameter& p = *parameters()[i];
-      sgd_step(p.value.device(),
-               SgdStep{p.value, p.leaf.grad, momentum_.empty() ? Tensor{} : momentum_[i], learning_rate,
-                       options_.momentum, options_.decay.of(p), grad_scale, options_.nesterov});
-    }
+  void update(const Block& block, double learning_rate, double grad_scale) override {
+    const Parameter& p = *parameters()[block.index];
+    sgd_step(p.value.device(),
+             SgdStep{block.of(p.value), block.of(p.leaf.grad),
+                     momentum_.empty() ? Tensor{} : block.of(momentum_[block.index]), learning_rate,
+                     options_.momentum, options_.decay.of(p), grad_scale, options_.nesterov});
   }
 
  private:

@@ -100,8 +100,7 @@ GradReducer::~GradReducer() {
 }
 
 void GradReducer::zero() {
-  const ProfileSection section("gradients to zero");
-  for (const auto& bucket : buckets_) bucket->flat.set_zero();
+  for (Parameter* p : parameters_) p->leaf.grad_is_zero = true;
 }
 
 void GradReducer::begin_last_backward() {
@@ -125,6 +124,8 @@ void GradReducer::start_ready_buckets(bool all) {
   for (; next_bucket_ < buckets_.size(); next_bucket_++) {
     Bucket& bucket = *buckets_[next_bucket_];
     if (!all && bucket.num_waiting > 0) return;
+    // What no backward has written is zero now.
+    for (Parameter* p : bucket.parameters) p->leaf.grad_buffer(p->value.shape(), bucket.device);
     if (bucket.group->size() > 1) bucket.work = bucket.group->all_reduce(bucket.flat, ReduceOp::sum);
   }
 }

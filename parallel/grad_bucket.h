@@ -20,7 +20,8 @@ class GradReducer {
   GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes);
   ~GradReducer();
 
-  /// Zeroes all gradients; call at the start of an optimizer step.
+  /// All gradients are zero from here on (Leaf::grad_is_zero; memory is not touched, finish() leaves no stale
+  /// value); call at the start of an optimizer step.
   void zero();
   /// Call before the backward of the step's last micro-batch: from then on a bucket is reduced as soon as all
   /// its gradients are ready. Buckets go out in the same order on every rank.

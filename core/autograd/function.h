@@ -24,19 +24,22 @@ namespace shoal {
 /// bf16 copies of a weight for matrix products, in layouts of the backend (core/ops/bf16_linear.h).
 struct PackedWeight {
   Tensor forward, backward;  // of y = x W^T and of dx = dy W
+  Shape shape;               // the weight's: [N, K] or [G, N, K]
 };
 
 /// Where the gradients of a parameter end. Permanent: outlives every tape.
 struct Leaf {
   Tensor grad;  // accumulates (+=); f32, or f64 for f64 parameters; allocated at first use when undefined
-  int uses_left = 0;                    // forward uses whose backward has not run yet
+  bool grad_is_zero =
+      false;          // the values of `grad` are stale and mean zeros: the first gradient may overwrite
+  int uses_left = 0;  // forward uses whose backward has not run yet
   std::function<void()> on_grad_ready;  // called when uses_left returns to 0 in a backward pass
   DType grad_dtype = DType::f32;
   PackedWeight packed;        // of the parameter's value; undefined until a bf16 product needs it
   bool packed_fresh = false;  // cleared by whatever changes the value; the next product packs again
   bool keep_packed = true;    // false: each product makes the copy it needs, and drops it
 
-  /// The gradient buffer, zero-filled when it did not exist.
+  /// The gradient buffer, with its values: zero-filled when it did not exist or was stale.
   Tensor& grad_buffer(const Shape& shape, Device device);
 };
 
@@ -57,9 +60,20 @@ class Function {
   /// are open until then).
   virtual bool runs_without_gradient() const { return false; }
 
+  /// Where backward writes a gradient, or adds to it: a leaf's buffer, or a new tensor.
+  struct GradTarget {
+    Tensor grad;
+    bool accumulate = false, is_leaf = false;
+    /// What backward returns for this input.
+    Tensor delivered() const { return is_leaf ? Tensor{} : grad; }
+  };
+
  protected:
   /// Whether input i wants a gradient; valid in forward and backward.
   bool needs_grad(int input) const { return (needs_ >> input & 1U) != 0; }
+  /// Where the gradient of input i goes, once: every element of `grad` must be written, or added to when
+  /// `accumulate`. `shape` is the input's; `dtype` counts when it is no leaf.
+  GradTarget grad_target(int input, const Shape& shape, DType dtype, Device device) const;
   /// In backward: the f32/f64 gradient buffer of input i when it is a leaf, for += in place (a weight
   /// gradient is never a temporary); nullptr otherwise. `shape` is the input's.
   Tensor* leaf_grad(int input, const Shape& shape, Device device) const;

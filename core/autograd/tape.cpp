@@ -19,8 +19,25 @@ Tensor ones_like(const Tensor& t) {
 }  // namespace
 
 Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
-  if (!grad.defined()) grad = Tensor::zeros(shape, grad_dtype, device);
+  if (!grad.defined()) {
+    grad = Tensor::zeros(shape, grad_dtype, device);
+  } else if (grad_is_zero) {
+    grad.set_zero();
+  }
+  grad_is_zero = false;
   return grad;
+}
+
+Function::GradTarget Function::grad_target(int input, const Shape& shape, DType dtype, Device device) const {
+  Leaf* leaf = inputs_.at(static_cast<size_t>(input)).leaf;
+  if (leaf == nullptr) return {Tensor::empty(shape, dtype, device), false, false};
+  if (!leaf->grad.defined()) {
+    leaf->grad = Tensor::empty(shape, leaf->grad_dtype, device);
+    leaf->grad_is_zero = true;
+  }
+  const bool accumulate = !leaf->grad_is_zero;
+  leaf->grad_is_zero = false;
+  return {leaf->grad.view(shape), accumulate, true};
 }
 
 Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const {

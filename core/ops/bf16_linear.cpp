@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/autograd/tape.h"
+#include "core/base/threads.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 
@@ -14,7 +15,7 @@ namespace {
 PackedWeight make_copies(const Tensor& weight, PackedUse use) {
   const int64_t groups = weight.dims() == 3 ? weight.size(0) : 1, n = weight.size(-2), k = weight.size(-1);
   const Device device = weight.device();
-  PackedWeight copies;
+  PackedWeight copies{.shape = weight.shape()};
   if (use != PackedUse::backward)
     copies.forward = Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device);
   if (use != PackedUse::forward)
@@ -56,14 +57,15 @@ struct Bf16Linear final : Function {
       packed_gemm_rows(device, dy, packed_weight(source, PackedUse::backward).backward, dx, rows);
     }
     if (needs_grad(1)) {
-      const Tensor* leaf = leaf_grad(1, weight_shape, device);
-      if (leaf == nullptr) dweight = Tensor::empty(weight_shape, DType::f32, device);
-      bf16_gemm_reduce(device, leaf != nullptr, dy, x.get(), leaf != nullptr ? *leaf : dweight, rows);
+      const GradTarget to = grad_target(1, weight_shape, DType::f32, device);
+      bf16_gemm_reduce(device, to.accumulate, dy, x.get(), to.grad, rows);
+      dweight = to.delivered();
     }
     if (needs_grad(2)) {
-      const Tensor* leaf = leaf_grad(2, bias_shape, device);
-      if (leaf == nullptr) dbias = Tensor::zeros(bias_shape, DType::f32, device);
-      bias_bwd(device, given, leaf != nullptr ? *leaf : dbias, rows);
+      const GradTarget to = grad_target(2, bias_shape, DType::f32, device);
+      if (!to.accumulate) to.grad.set_zero();
+      bias_bwd(device, given, to.grad, rows);
+      dbias = to.delivered();
     }
     return {dx, dweight, dbias};
   }
@@ -81,7 +83,13 @@ PackedWeight packed_weight(const Tensor& weight, PackedUse use) {
   const PackedWeight copies =
       keep && leaf->packed.forward ? leaf->packed : make_copies(weight, keep ? PackedUse::both : use);
   const ProfileSection section("weight packing");
-  pack_weight(weight.device(), weight.detach(), copies);
+  std::vector<std::pair<int64_t, int64_t>> blocks;
+  for_each_pack_block(copies.shape, [&](int64_t first, int64_t last) { blocks.emplace_back(first, last); });
+  const Tensor values = weight.detach();
+  parallel_tasks(std::ssize(blocks), [&](int64_t i) {
+    const auto& [first, last] = blocks[static_cast<size_t>(i)];
+    pack_rows(values.device(), values, copies, first, last);
+  });
   if (keep) {
     leaf->packed = copies;
     leaf->packed_fresh = true;

@@ -3,6 +3,7 @@
 // result differs from exact arithmetic on the same operands only by the rounding of its f32 sums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -28,10 +29,26 @@ PackedWeight packed_weight(const Tensor& weight, PackedUse use = PackedUse::both
 /// bf16 elements of one copy of `groups` matrices with `outputs` rows and `inputs` columns.
 inline constinit Kernel<int64_t(int64_t groups, int64_t outputs, int64_t inputs)> packed_size("packed_size");
 
-/// Fills the copies that are defined from the f32 weight.
-inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to)> pack_weight(
-    "pack_weight", [](const Tensor& weight, const PackedWeight& to) {
-      return Cost{.bytes = bytes_of(weight, to.forward, to.backward)};
+/// Blocks of a weight that are packed at a time: at most this many rows of one matrix.
+inline constexpr int64_t kPackRows = 64;
+/// Calls body(first, last) for the rows of each block; rows are numbered through all G matrices.
+template <class Body>
+void for_each_pack_block(const Shape& weight, const Body& body) {
+  const int64_t n = weight[-2], groups = weight.dims() == 3 ? weight[0] : 1;
+  for (int64_t g = 0; g < groups; g++) {
+    for (int64_t row = 0; row < n; row += kPackRows) body(g * n + row, g * n + std::min(n, row + kPackRows));
+  }
+}
+
+/// Fills the part of the copies that are defined which comes from one block of rows of the f32 weight, which
+/// has the elements of to.shape. On the calling thread; blocks may be packed at the same time.
+inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to, int64_t first_row,
+                             int64_t last_row)>
+    pack_rows("pack_rows", [](const Tensor& weight, const PackedWeight& to, int64_t first_row,
+                              int64_t last_row) {
+      const auto share = static_cast<double>(last_row - first_row) * static_cast<double>(to.shape[-1]) /
+                         static_cast<double>(std::max<int64_t>(1, to.shape.numel()));
+      return Cost{.bytes = share * bytes_of(weight, to.forward, to.backward)};
     });
 
 /// Rows of x are sorted by group; group g has rows[g] >= 0 of them. y[rows of g] = x[rows of g] * M[g]^T,

@@ -56,11 +56,12 @@ class LinearCrossEntropyFunction final : public Function {
     const DType stats = stats_dtype(x.dtype());
     const bool want_grad = needs_grad(0) || needs_grad(1);
     if (needs_grad(0)) dx_ = Tensor::empty(x.shape(), x.dtype(), x.device());
-    Tensor dweight;
+    GradTarget dweight;
     if (needs_grad(1)) {
-      const Tensor* leaf = leaf_grad(1, weight.shape(), weight.device());
-      into_leaf_ = leaf != nullptr;
-      dweight = into_leaf_ ? *leaf : (dweight_ = Tensor::zeros(weight.shape(), stats, weight.device()));
+      dweight = grad_target(1, weight.shape(), stats, weight.device());
+      if (num_tokens == 0 && !dweight.accumulate) dweight.grad.set_zero();
+      into_leaf_ = dweight.is_leaf;
+      dweight_ = dweight.delivered();
     }
     // Whole multiples of 256 tokens, so that a weight gradient's sum has the same order in any block size.
     const int64_t fit = kBlockBytes / std::max<int64_t>(1, vocab * dtype_size(stats));
@@ -76,6 +77,7 @@ class LinearCrossEntropyFunction final : public Function {
           x.device(),
           CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count), scale_, want_grad});
       if (want_grad) multiply_back(x_block, weight, block_logits, t, dweight);
+      dweight.accumulate = true;
     }
     Tensor loss = Tensor::empty({}, stats, x.device());
     fill(loss.device(), loss, total * scale_);
@@ -105,19 +107,21 @@ class LinearCrossEntropyFunction final : public Function {
   }
 
   void multiply_back(const Tensor& x, const Tensor& weight, const Tensor& dlogits, int64_t first,
-                     const Tensor& dweight) const {
+                     const GradTarget& dweight) const {
     const int64_t count = x.size(0);
     const Tensor dx =
         dx_.defined() ? dx_.view({dx_.num_rows(), dx_.row_size()}).rows(first, first + count) : Tensor{};
     if (x.dtype() != DType::bf16) {
       if (dx.defined()) gemm(x.device(), {}, dlogits, weight, dx);
-      if (dweight.defined()) gemm(x.device(), {.transpose_a = true, .accumulate = true}, dlogits, x, dweight);
+      if (dweight.grad.defined())
+        gemm(x.device(), {.transpose_a = true, .accumulate = dweight.accumulate}, dlogits, x, dweight.grad);
       return;
     }
     const Tensor low = Tensor::empty(dlogits.shape(), DType::bf16, x.device());
     cast_fwd(x.device(), dlogits, low);
     if (dx.defined()) packed_gemm_rows(x.device(), low, copies_.backward, dx, {&count, 1});
-    if (dweight.defined()) bf16_gemm_reduce(x.device(), true, low, x, dweight, {&count, 1});
+    if (dweight.grad.defined())
+      bf16_gemm_reduce(x.device(), dweight.accumulate, low, x, dweight.grad, {&count, 1});
   }
 
   double scale_;

@@ -14,19 +14,6 @@ Tensor as_matrix(const Tensor& x) {
   return x.view({x.num_rows(), x.row_size()});
 }
 
-/// What both backwards share: adds into the leaf's gradient, or makes a new gradient when the input is no
-/// leaf. Returns the tensor that the tape still has to deliver (undefined for a leaf).
-template <class Add>
-Tensor add_gradient(Tensor* leaf_grad, const Tensor& input, DType dtype, const Add& add) {
-  if (leaf_grad != nullptr) {
-    add(leaf_grad->view(input.shape()), /*accumulate=*/true);
-    return {};
-  }
-  const Tensor grad = Tensor::empty(input.shape(), dtype, input.device());
-  add(grad, /*accumulate=*/false);
-  return grad;
-}
-
 struct Linear final : Function {
   Saved x;
   Tensor weight, bias;
@@ -60,19 +47,17 @@ struct Linear final : Function {
       gemm(device, {}, dy_matrix, weight, as_matrix(dx));
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(leaf_grad(1, weight.shape(), device), weight, dy.dtype(),
-                             [&](const Tensor& grad, bool accumulate) {
-                               gemm(device, {.transpose_a = true, .accumulate = accumulate}, dy_matrix,
-                                    as_matrix(x.get()), grad);
-                             });
+      const GradTarget to = grad_target(1, weight.shape(), dy.dtype(), device);
+      gemm(device, {.transpose_a = true, .accumulate = to.accumulate}, dy_matrix, as_matrix(x.get()),
+           to.grad);
+      dweight = to.delivered();
     }
     if (needs_grad(2)) {
       const int64_t num_rows = dy.num_rows();
-      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, dy.dtype(),
-                           [&](const Tensor& grad, bool accumulate) {
-                             if (!accumulate) grad.set_zero();
-                             bias_bwd(device, dy, grad, {&num_rows, 1});
-                           });
+      const GradTarget to = grad_target(2, bias.shape(), dy.dtype(), device);
+      if (!to.accumulate) to.grad.set_zero();
+      bias_bwd(device, dy, to.grad, {&num_rows, 1});
+      dbias = to.delivered();
     }
     return {dx, dweight, dbias};
   }
@@ -104,17 +89,15 @@ struct GroupedLinear final : Function {
       grouped_gemm_rows(device, {}, dy, weight, dx, rows);
     }
     if (needs_grad(1)) {
-      dweight = add_gradient(
-          leaf_grad(1, weight.shape(), device), weight, dy.dtype(), [&](const Tensor& grad, bool accumulate) {
-            grouped_gemm_reduce(device, {.accumulate = accumulate}, dy, x.get(), grad, rows);
-          });
+      const GradTarget to = grad_target(1, weight.shape(), dy.dtype(), device);
+      grouped_gemm_reduce(device, {.accumulate = to.accumulate}, dy, x.get(), to.grad, rows);
+      dweight = to.delivered();
     }
     if (needs_grad(2)) {
-      dbias = add_gradient(leaf_grad(2, bias.shape(), device), bias, dy.dtype(),
-                           [&](const Tensor& grad, bool accumulate) {
-                             if (!accumulate) grad.set_zero();
-                             bias_bwd(device, dy, grad, rows);
-                           });
+      const GradTarget to = grad_target(2, bias.shape(), dy.dtype(), device);
+      if (!to.accumulate) to.grad.set_zero();
+      bias_bwd(device, dy, to.grad, rows);
+      dbias = to.delivered();
     }
     return {dx, dweight, dbias};
   }

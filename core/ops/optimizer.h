@@ -1,4 +1,5 @@
-// Kernels of the optimizers: one pass over flat memory per parameter. No gradients here.
+// Kernels of the optimizers: one pass over flat memory, on the calling thread (an optimizer cuts its
+// parameters into blocks and gives them to the threads). No gradients here.
 #pragma once
 
 #include "core/tensor/kernel.h"

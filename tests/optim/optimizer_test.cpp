@@ -7,7 +7,9 @@
 
 #include "core/base/threads.h"
 #include "core/nn/module.h"
+#include "core/ops/bf16_linear.h"
 #include "tests/support/expect_close.h"
+#include "tests/support/gradcheck.h"
 
 namespace shoal::testing {
 namespace {
@@ -189,6 +191,37 @@ TEST(Optimizers, ThreadsDoNotChangeABit) {
     }
     set_num_threads(1);
     EXPECT_EQ(results[0], results[1]) << kind;
+  }
+}
+
+struct TwoWeights final : Module {
+  TwoWeights() {
+    add_parameter(BuildContext{}, "experts", {3, 2, 67, 33}, Init::normal(1));
+    add_parameter(BuildContext{}, "unused", {5, 7}, Init::normal(1));
+  }
+};
+
+// bf16 copies are made block by block, while the new values are in cache.
+TEST(Optimizer, CopiesForBf16ProductsFollowTheirWeights) {
+  for (const char* kind : {"adamw", "sgd", "lion"}) {
+    for (const int threads : {1, 3}) {
+      TwoWeights module;
+      Parameter &weight = *module.parameters()[0], &unused = *module.parameters()[1];
+      const auto optimizer = make(module, kind, "");
+      for (Parameter* p : module.parameters()) p->leaf.grad = random_tensor(p->value.shape(), DType::f32, 4);
+      const Tensor view = weight.value.view({3, 134, 33});
+      const PackedWeight copies = packed_weight(view);
+      const std::vector<double> before = to_doubles(copies.forward);
+      set_num_threads(threads);
+      optimizer->step(0.1, 1);
+      set_num_threads(1);
+      EXPECT_TRUE(weight.leaf.packed_fresh);
+      EXPECT_FALSE(unused.leaf.packed_fresh);
+      const PackedWeight want = packed_weight(weight.value.detach().view({3, 134, 33}));
+      EXPECT_EQ(to_doubles(copies.forward), to_doubles(want.forward)) << kind << ' ' << threads;
+      EXPECT_EQ(to_doubles(copies.backward), to_doubles(want.backward)) << kind << ' ' << threads;
+      EXPECT_NE(to_doubles(copies.forward), before);
+    }
   }
 }
 

@@ -15,7 +15,7 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/bf16_tile.inc"
 
-constexpr int kPanelWidth = 64;         // outputs of a packed panel, whatever the instruction set
+constexpr int kPanelWidth = kPackRows;  // outputs of a packed panel, whatever the instruction set
 constexpr int64_t kBlockInputs = 2048;  // summed in registers; a panel of this depth (256 KiB) stays in L2
 constexpr int64_t kBlockRows = 252;     // rows of x per task; multiple of every kPairRows
 constexpr int64_t kReduceRows = 512;    // rows summed in registers by the weight gradient
@@ -79,36 +79,35 @@ void pack_backward(const float* low, const float* high, int64_t k_count, int64_t
   }
 }
 
-void pack_weight_impl(const Tensor& weight, const PackedWeight& to) {
-  const int dims = weight.dims();
-  SHOAL_CHECK(dims == 2 || dims == 3, "pack_weight: expected [N, K] or [G, N, K], got ", weight.shape());
-  const int64_t groups = dims == 3 ? weight.size(0) : 1, n_count = weight.size(-2), k_count = weight.size(-1);
+void pack_rows_impl(const Tensor& weight, const PackedWeight& to, int64_t first_row, int64_t last_row) {
+  const int dims = to.shape.dims();
+  SHOAL_CHECK(dims == 2 || dims == 3, "pack_rows: expected [N, K] or [G, N, K], got ", to.shape);
+  const int64_t groups = dims == 3 ? to.shape[0] : 1, n_count = to.shape[-2], k_count = to.shape[-1];
+  const int64_t g = first_row / n_count, n0 = first_row % n_count, count = last_row - first_row;
+  SHOAL_CHECK(weight.numel() == to.shape.numel(), "pack_rows: copies of a weight ", to.shape,
+              " do not fit a weight ", weight.shape());
   for (const auto& [copy, expected] : {std::pair{to.forward, packed_size_impl(groups, n_count, k_count)},
                                        {to.backward, packed_size_impl(groups, k_count, n_count)}}) {
-    SHOAL_CHECK(!copy || copy.numel() == expected, "pack_weight: a copy of a weight ", weight.shape(),
-                " has ", expected, " elements, got ", copy.numel());
+    SHOAL_CHECK(!copy || copy.numel() == expected, "pack_rows: a copy of a weight ", weight.shape(), " has ",
+                expected, " elements, got ", copy.numel());
   }
-  const auto* values = weight.data<float>();
-  const auto words = [](const Tensor& copy) {
-    return copy ? reinterpret_cast<uint32_t*>(copy.data<BFloat16>()) : nullptr;
-  };
-  uint32_t *forward = words(to.forward), *backward = words(to.backward);
+  SHOAL_CHECK(n0 % kPanelWidth == 0 && count >= 0 && count <= kPanelWidth && n0 + count <= n_count,
+              "pack_rows: rows [", first_row, ", ", last_row, ") are no block of ", to.shape);
   const int64_t forward_words = matrix_words(n_count, k_count),
                 backward_words = matrix_words(k_count, n_count);
-  const int64_t panels = divide_up(n_count, kPanelWidth), n_pairs = divide_up(n_count, 2);
-  parallel_for(groups * panels, 1, [=](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; task++) {
-      const int64_t g = task / panels, n0 = task % panels * kPanelWidth;
-      const int64_t count = std::min<int64_t>(kPanelWidth, n_count - n0);
-      const float* rows = values + (g * n_count + n0) * k_count;
-      if (forward != nullptr)
-        pack_forward(rows, count, k_count, forward + g * forward_words + n0 * divide_up(k_count, 2));
-      for (int64_t n = 0; n < count && backward != nullptr; n += 2) {
-        pack_backward(rows + n * k_count, n + 1 < count ? rows + (n + 1) * k_count : nullptr, k_count,
-                      (n0 + n) / 2, n_pairs * kPanelWidth, backward + g * backward_words);
-      }
-    }
-  });
+  const int64_t n_pairs = divide_up(n_count, 2);
+  const float* rows = weight.data<float>() + first_row * k_count;
+  if (to.forward) {
+    pack_forward(rows, count, k_count,
+                 reinterpret_cast<uint32_t*>(to.forward.data<BFloat16>()) + g * forward_words +
+                     n0 * divide_up(k_count, 2));
+  }
+  if (!to.backward) return;
+  auto* backward = reinterpret_cast<uint32_t*>(to.backward.data<BFloat16>()) + g * backward_words;
+  for (int64_t n = 0; n < count; n += 2) {
+    pack_backward(rows + n * k_count, n + 1 < count ? rows + (n + 1) * k_count : nullptr, k_count,
+                  (n0 + n) / 2, n_pairs * kPanelWidth, backward);
+  }
 }
 
 /// One group's product y[m, outputs] = x[m, inputs] * M^T on one thread, for some of the panels.
@@ -297,7 +296,7 @@ void bf16_gemm_reduce_impl(bool accumulate, const Tensor& a, const Tensor& b, co
 }
 
 const bool added = packed_size.add(DeviceType::cpu, &packed_size_impl, kIsaLevel) &&
-                   pack_weight.add(DeviceType::cpu, &pack_weight_impl, kIsaLevel) &&
+                   pack_rows.add(DeviceType::cpu, &pack_rows_impl, kIsaLevel) &&
                    packed_gemm_rows.add(DeviceType::cpu, &packed_gemm_rows_impl, kIsaLevel) &&
                    bf16_gemm_reduce.add(DeviceType::cpu, &bf16_gemm_reduce_impl, kIsaLevel);
 

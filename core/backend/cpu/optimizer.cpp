@@ -4,13 +4,10 @@
 #include <cmath>
 
 #include "core/backend/cpu/isa.h"
-#include "core/base/threads.h"
 
 // clang-format off
 SHOAL_KERNELS_BEGIN
 // clang-format on
-
-constexpr int64_t kGrain = 1 << 14;  // elements per thread, at least
 
 void adamw_step_impl(const AdamwStep& s) {
   dispatch_float(s.param.dtype(), "adamw_step", [&]<class T>() {
@@ -23,15 +20,14 @@ void adamw_step_impl(const AdamwStep& s) {
     const T keep = static_cast<T>(1 - s.learning_rate * s.weight_decay);
     const T step = static_cast<T>(s.learning_rate / s.bias_correction1);
     const T inverse_bc2 = static_cast<T>(1 / s.bias_correction2), grad_scale = static_cast<T>(s.grad_scale);
-    parallel_for(s.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    const int64_t n = s.param.numel();
 #pragma omp simd
-      for (int64_t i = begin; i < end; i++) {
-        const T grad = grad_scale * g[i];
-        m[i] = b1 * m[i] + one_minus_b1 * grad;
-        v[i] = b2 * v[i] + one_minus_b2 * grad * grad;
-        p[i] = keep * p[i] - step * m[i] / (std::sqrt(v[i] * inverse_bc2) + eps);
-      }
-    });
+    for (int64_t i = 0; i < n; i++) {
+      const T grad = grad_scale * g[i];
+      m[i] = b1 * m[i] + one_minus_b1 * grad;
+      v[i] = b2 * v[i] + one_minus_b2 * grad * grad;
+      p[i] = keep * p[i] - step * m[i] / (std::sqrt(v[i] * inverse_bc2) + eps);
+    }
   });
 }
 
@@ -42,17 +38,16 @@ void sgd_step_impl(const SgdStep& s) {
     const T lr = static_cast<T>(s.learning_rate), factor = static_cast<T>(s.momentum_factor);
     const T decay = static_cast<T>(s.weight_decay), grad_scale = static_cast<T>(s.grad_scale);
     T* b = s.momentum.defined() ? s.momentum.data<T>() : nullptr;
-    parallel_for(s.param.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      if (b == nullptr) {
-        for (int64_t i = begin; i < end; i++) p[i] -= lr * (grad_scale * grad[i] + decay * p[i]);
-        return;
-      }
-      for (int64_t i = begin; i < end; i++) {
-        const T g = grad_scale * grad[i] + decay * p[i];
-        b[i] = factor * b[i] + g;
-        p[i] -= lr * (s.nesterov ? g + factor * b[i] : b[i]);
-      }
-    });
+    const int64_t n = s.param.numel();
+    if (b == nullptr) {
+      for (int64_t i = 0; i < n; i++) p[i] -= lr * (grad_scale * grad[i] + decay * p[i]);
+      return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+      const T g = grad_scale * grad[i] + decay * p[i];
+      b[i] = factor * b[i] + g;
+      p[i] -= lr * (s.nesterov ? g + factor * b[i] : b[i]);
+    }
   });
 }
 
