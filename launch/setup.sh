@@ -16,6 +16,7 @@ packages=(
   libonig-dev                          # pre-tokenizer regexes
   libgtest-dev hdf5-tools              # tests
   libbenchmark-dev                     # benchmarks, which the tests only compile
+  valgrind                             # tests that count instructions
   python3.11-doc                       # text of the quickstart
 )
 corpus=/usr/share/doc/python3.11/html/_sources
