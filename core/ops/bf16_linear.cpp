@@ -15,7 +15,8 @@ namespace {
 PackedWeight make_copies(const Tensor& weight, PackedUse use) {
   const int64_t groups = weight.dims() == 3 ? weight.size(0) : 1, n = weight.size(-2), k = weight.size(-1);
   const Device device = weight.device();
-  PackedWeight copies{.shape = weight.shape()};
+  PackedWeight copies;
+  copies.shape = weight.shape();
   if (use != PackedUse::backward)
     copies.forward = Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device);
   if (use != PackedUse::forward)
