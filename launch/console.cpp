@@ -98,7 +98,7 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   out += str("memory     predicted peak ", memory.total_text(), " per rank: ", first, next, second, next,
              third, "\n");
   out += format(
-      "machine    %s kernels, GEMM peak %.3f TFLOP/s over all ranks (100 %% MFU):\n"
+      "machine    %s kernels, GEMM peak %.3f TFLOP/s in all (100 %% MFU):\n"
       "           at %s FLOP per token at most %s tokens/s\n",
       cpu_isa_name(cpu_isa()), peak_flops / 1e12, human_count(f.flops_per_token()).c_str(),
       human_count(peak_flops / f.flops_per_token()).c_str());

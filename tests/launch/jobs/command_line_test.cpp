@@ -5,7 +5,8 @@
 namespace shoal::testing {
 namespace {
 
-const char* const kCommands[] = {"prepare", "train", "eval", "generate", "inspect", "report", "config", "bench"};
+const char* const kCommands[] = {"prepare", "train",  "eval",   "generate",
+                                 "inspect", "report", "config", "bench"};
 
 /// One trained run for all tests that only read: two ranks, experts split over them.
 const ShoalFolder& trained() {
@@ -307,9 +308,9 @@ TEST(CommandLine, OddNumbersOfRanksTrainToTheSameLossUnderMpirun) {
   const auto loss_of = [](int ranks, const char* ep) {
     const ShoalFolder folder;
     const Ended ended =
-        folder.shoal(ranks, {"train", "tiny.yaml", "run.steps=2", "run.precision=f64", "data.global_batch=105",
-                             "data.seq_len=2", "model.moe.num_experts=105", "model.moe.hidden=2",
-                             str("parallel.ep=", ep)});
+        folder.shoal(ranks, {"train", "tiny.yaml", "run.steps=2", "run.precision=f64",
+                             "data.global_batch=105", "data.seq_len=2", "model.moe.num_experts=105",
+                             "model.moe.hidden=2", str("parallel.ep=", ep)});
     EXPECT_EQ(ended.code, 0) << ended.all();
     const auto rows = folder.rows();
     return rows.empty() ? 0.0 : rows.back()["loss"].get<double>();
