@@ -19,7 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # What counts as PyTorch's answer to a precision of Shoal: for bf16 the best of any.
 PRECISIONS = {"f32": ["f32"], "bf16": ["autocast", "master", "f32"]}
-LOSS_TOLERANCE = {"f32": 2e-3, "bf16": 5e-2}
+# nats; in bf16 the first steps of a large model, whose loss still jumps, differ by up to a percent.
+LOSS_TOLERANCE = {"f32": 2e-3, "bf16": 0.15}
 # Tried one after the other; each stays when it makes steps faster.
 SWITCHES = [["--explicit-attention"], ["--expert-rows", "32"], ["--native-experts"], ["--compile"], ["--layout", "ep"],
             ["--layout", "ddp"]]
