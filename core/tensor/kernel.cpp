@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace shoal {
 
@@ -22,8 +23,15 @@ CpuIsa best_supported() {
 #endif
 }
 
+/// Whether this build has kernels for it: SHOAL_CPU_ISAS is CMake's list, joined by commas.
+bool is_built(CpuIsa isa) {
+  const std::string list = std::string(",") + SHOAL_CPU_ISAS + ",";
+  return list.find(std::string(",") + cpu_isa_name(isa) + ",") != std::string::npos;
+}
+
 CpuIsa choose() {
-  const CpuIsa best = best_supported();
+  CpuIsa best = best_supported();
+  while (best != CpuIsa::scalar && !is_built(best)) best = static_cast<CpuIsa>(static_cast<int>(best) - 1);
   const char* forced = std::getenv("SHOAL_CPU_ISA");
   if (forced != nullptr) {
     for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {

@@ -13,8 +13,9 @@
 
 namespace shoal {
 
-/// Instruction sets the CPU kernels are compiled for. cpu_isa() is the best one this machine supports, or the
-/// lower one named by the environment variable SHOAL_CPU_ISA (scalar | avx2 | avx512 | avx512_bf16).
+/// Instruction sets the CPU kernels are compiled for. cpu_isa() is the best one this machine supports and
+/// this build has (CMake's SHOAL_CPU_ISAS), or the lower one named by the environment variable SHOAL_CPU_ISA
+/// (scalar | avx2 | avx512 | avx512_bf16).
 enum class CpuIsa : int { scalar = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
 CpuIsa cpu_isa();
 const char* cpu_isa_name(CpuIsa isa);
