@@ -2,6 +2,7 @@
 // what backward takes on top while it frees that, block by block. Bytes per token unless said otherwise.
 #include <algorithm>
 
+#include "core/ops/cross_entropy.h"
 #include "models/transformer.h"
 
 namespace shoal {
@@ -66,8 +67,8 @@ class PassEstimate {
   /// In all: a block of logits, for bf16 with its copy, the head's input and its gradient.
   double head() const {
     const auto vocab = static_cast<double>(shape_.vocab_size);
-    constexpr double kBlock = 16.0 * (1 << 20);  // of core/ops/cross_entropy.cpp
-    const double logits = std::min(shape_.tokens, std::max(64.0, kBlock / (vocab * stats_))) * vocab * stats_;
+    const int64_t block = logits_block(static_cast<int64_t>(shape_.tokens), shape_.vocab_size, shape_.dtype);
+    const double logits = static_cast<double>(block) * vocab * stats_;
     return logits * (shape_.bf16 ? 1.5 : 1) + shape_.tokens * 2 * x_D_ +
            2 * copy_bytes() * vocab * static_cast<double>(o_.hidden_size);
   }

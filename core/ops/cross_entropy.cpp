@@ -39,7 +39,6 @@ class CrossEntropyFunction final : public Function {
   Tensor dlogits_;
 };
 
-constexpr int64_t kBlockBytes = int64_t{16} << 20;  // of one block of logits
 
 /// Inputs: x, weight, labels.
 class LinearCrossEntropyFunction final : public Function {
@@ -63,9 +62,7 @@ class LinearCrossEntropyFunction final : public Function {
       into_leaf_ = dweight.is_leaf;
       dweight_ = dweight.delivered();
     }
-    // Whole multiples of 256 tokens, so that a weight gradient's sum has the same order in any block size.
-    const int64_t fit = kBlockBytes / std::max<int64_t>(1, vocab * dtype_size(stats));
-    const int64_t block = std::min(num_tokens, fit >= 256 ? fit / 256 * 256 : std::max<int64_t>(fit, 64));
+    const int64_t block = logits_block(num_tokens, vocab, stats);
     const Tensor logits = Tensor::empty({block, vocab}, stats, x.device());
     double total = 0;
     for (int64_t t = 0; t < num_tokens; t += block) {
@@ -131,6 +128,14 @@ class LinearCrossEntropyFunction final : public Function {
 };
 
 }  // namespace
+
+int64_t logits_block(int64_t num_tokens, int64_t vocab, DType stats) {
+  // Each block passes over the whole weight and its gradient three times: fewer tokens would cost more in
+  // those than they save where the logits leave the caches.
+  constexpr int64_t kBytes = int64_t{16} << 20, kMinTokens = 256;
+  const int64_t fit = kBytes / std::max<int64_t>(1, vocab * dtype_size(stats));
+  return std::min(num_tokens, std::max(fit / kMinTokens * kMinTokens, kMinTokens));
+}
 
 Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T,
                             double scale) {

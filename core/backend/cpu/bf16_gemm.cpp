@@ -19,6 +19,7 @@ constexpr int kPanelWidth = kPackRows;  // outputs of a packed panel, whatever t
 constexpr int64_t kBlockInputs = 2048;  // summed in registers; a panel of this depth (256 KiB) stays in L2
 constexpr int64_t kBlockRows = 252;     // rows of x per task; multiple of every kPairRows
 constexpr int64_t kReduceRows = 512;    // rows summed in registers by the weight gradient
+constexpr int64_t kStripRows = 48;      // its rows made from one packed strip; multiple of every kPairRows
 
 int64_t divide_up(int64_t n, int64_t by) {
   return (n + by - 1) / by;
@@ -234,7 +235,7 @@ struct ReduceProduct {
     const int64_t panels = divide_up(k_count, kPanelWidth);
     static thread_local cpu::Scratch scratch;
     const int64_t max_pairs = divide_up(std::min(m, kReduceRows), 2);
-    auto* b_pairs = scratch.get<uint32_t>(max_pairs * kPanelWidth * panels + max_pairs * kPairRows);
+    auto* b_pairs = scratch.get<uint32_t>(max_pairs * kPanelWidth * panels + max_pairs * kStripRows);
     uint32_t* a_pairs = b_pairs + max_pairs * kPanelWidth * panels;
     for (int64_t m0 = 0; m0 < m; m0 += kReduceRows) {
       const int64_t rows = std::min(kReduceRows, m - m0), pairs = divide_up(rows, 2);
@@ -243,12 +244,12 @@ struct ReduceProduct {
         pair_rows(b + m0 * k_count + k, k_count, rows, std::min<int64_t>(kPanelWidth, k_count - k),
                   b_pairs + panel * pairs * kPanelWidth, kPanelWidth);
       }
-      for (int64_t n = n0; n < n1; n += kPairRows) {
-        const int64_t count = std::min<int64_t>(kPairRows, n1 - n);
-        pair_rows(a + m0 * n_count + n, n_count, rows, count, a_pairs, kPairRows);
+      for (int64_t n = n0; n < n1; n += kStripRows) {
+        const int64_t count = std::min(kStripRows, n1 - n);
+        pair_rows(a + m0 * n_count + n, n_count, rows, count, a_pairs, kStripRows);
         for (int64_t panel = 0; panel < panels; panel++) {
           const int64_t k = panel * kPanelWidth;
-          pair_panel(count, pairs, reinterpret_cast<const BFloat16*>(a_pairs), 2, 2 * kPairRows,
+          pair_panel(count, pairs, reinterpret_cast<const BFloat16*>(a_pairs), 2, 2 * kStripRows,
                      b_pairs + panel * pairs * kPanelWidth, kPanelWidth, c + n * k_count + k, k_count,
                      static_cast<int>(std::min<int64_t>(kPanelWidth, k_count - k)), accumulate || m0 > 0);
         }

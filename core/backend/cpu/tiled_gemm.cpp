@@ -21,6 +21,8 @@ SHOAL_KERNELS_BEGIN
 constexpr int64_t kBlockK = 512;     // a panel of kBlockK x kTileVectors vectors stays in L2
 constexpr int64_t kBlockRows = 192;  // rows of A turned at a time (384 KiB of f32); a multiple of every panel
 
+constexpr int64_t kManyRows = 256;   // rows of C that make copying a panel of B worth it
+
 template <class T>
 constexpr int kPanel = kTileVectors* kLanes<T>;  // columns of one panel
 
@@ -108,14 +110,15 @@ void panel_product(const Panel<T>& p, int64_t rows, T* c, int64_t ldc) {
   }
 }
 
-/// The columns [j, j + columns) of `w` as whole vectors: in place, or, at an edge, copied to `copy` with
-/// zeros behind, because a vector may not reach beyond the matrix.
+/// `columns` columns of `w` as whole vectors. In place, or copied to `copy`: at an edge with zeros behind, because
+/// a vector may not reach beyond the matrix, and for many rows of C, because rows of w that lie a power of two
+/// apart share few sets of a cache.
 template <class T>
-void set_vectors(Panel<T>& p, const T* w, int64_t ldw, int columns, T* copy) {
+void set_vectors(Panel<T>& p, const T* w, int64_t ldw, int columns, int64_t m, T* copy) {
   p.columns = columns;
   p.w = w;
   p.ldw = ldw;
-  if (columns % kLanes<T> == 0) return;
+  if (columns % kLanes<T> == 0 && m < kManyRows) return;
   pack_straight<T, kPanel<T>>(copy, w, ldw, columns, p.k_count);
   p.w = copy;
   p.ldw = kPanel<T>;
@@ -126,17 +129,22 @@ template <class T>
 void straight_product(const cpu::GemmCall<T>& call) {
   static thread_local cpu::Scratch scratch;
   T* copy = scratch.get<T>(kPanel<T> * std::min(kBlockK, call.k));
+  // Numbers of a column of A lie far apart: blocks of A stay in L2 while all panels of B pass.
+  constexpr int64_t kInL2 = (512 << 10) / sizeof(T);
+  const int64_t block = call.transpose_a ? std::max(kManyRows, kInL2 / std::min(kBlockK, call.k)) : call.m;
   for (int64_t k0 = 0; k0 < call.k; k0 += kBlockK) {
     Panel<T> p{};
     p.k_count = std::min(kBlockK, call.k - k0);
-    p.x = call.transpose_a ? call.a + k0 * call.lda : call.a + k0;
     p.row_stride = call.transpose_a ? 1 : call.lda;
     p.k_stride = call.transpose_a ? call.lda : 1;
     p.accumulate = call.accumulate || k0 > 0;
-    for (int64_t n = 0; n < call.n; n += kPanel<T>) {
-      const int columns = static_cast<int>(std::min<int64_t>(kPanel<T>, call.n - n));
-      set_vectors(p, call.b + k0 * call.ldb + n, call.ldb, columns, copy);
-      panel_product<T, false>(p, call.m, call.c + n, call.ldc);
+    for (int64_t m = 0; m < call.m; m += block) {
+      p.x = call.a + m * p.row_stride + k0 * p.k_stride;
+      for (int64_t n = 0; n < call.n; n += kPanel<T>) {
+        const int columns = static_cast<int>(std::min<int64_t>(kPanel<T>, call.n - n));
+        set_vectors(p, call.b + k0 * call.ldb + n, call.ldb, columns, call.m, copy);
+        panel_product<T, false>(p, std::min(block, call.m - m), call.c + m * call.ldc + n, call.ldc);
+      }
     }
   }
 }
@@ -163,7 +171,7 @@ void turned_product(const cpu::GemmCall<T>& call) {
         for (int64_t m = 0; m < rows; m += kNr) {
           const int columns = static_cast<int>(std::min<int64_t>(kNr, rows - m));
           if (call.transpose_a) {
-            set_vectors(p, call.a + k0 * call.lda + m0 + m, call.lda, columns, panels);
+            set_vectors(p, call.a + k0 * call.lda + m0 + m, call.lda, columns, 0, panels);
           } else {
             p.columns = columns;
             p.w = panels + m * p.k_count;
