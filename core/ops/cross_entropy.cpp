@@ -39,7 +39,6 @@ class CrossEntropyFunction final : public Function {
   Tensor dlogits_;
 };
 
-
 /// Inputs: x, weight, labels.
 class LinearCrossEntropyFunction final : public Function {
  public:

@@ -17,15 +17,16 @@ inline constexpr int32_t kIgnoredLabel = -1;
 /// gradient 0.
 Tensor cross_entropy(const Tensor& logits_TV, const Tensor& labels_T, double scale);
 
-/// cross_entropy(x W^T) without ever holding all logits: blocks of tokens (logits_block) are multiplied, turned
-/// into gradients in place, and multiplied back. x: f32 or f64 like the weight, or bf16
-/// with an f32 weight (logits f32, their gradient rounded to bf16). When a gradient is wanted all of it is
-/// made in forward, and the part of a leaf weight is added to its buffer right there: backward then expects
-/// to be seeded with 1 (Error otherwise).
+/// cross_entropy(x W^T) without ever holding all logits: blocks of tokens (logits_block) are multiplied,
+/// turned into gradients in place, and multiplied back. x: f32 or f64 like the weight, or bf16 with an f32
+/// weight (logits f32, their gradient rounded to bf16). When a gradient is wanted all of it is made in
+/// forward, and the part of a leaf weight is added to its buffer right there: backward then expects to be
+/// seeded with 1 (Error otherwise).
 Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T,
                             double scale);
 
-/// Tokens of one block, for logits of `stats`: so many whole 256 that they stay in cache, but not fewer than 256.
+/// Tokens of one block, for logits of `stats`: so many whole 256 that they stay in cache, but not fewer than
+/// 256.
 int64_t logits_block(int64_t num_tokens, int64_t vocab, DType stats);
 
 struct CrossEntropy {

@@ -34,6 +34,21 @@ int64_t packed_size_impl(int64_t groups, int64_t outputs, int64_t inputs) {
   return 2 * groups * matrix_words(outputs, inputs);
 }
 
+/// The next to read a copy is the next step, long after it has left the caches: written without reading its
+/// lines. `to` is aligned to a vector; order_stores() before another thread reads.
+[[gnu::always_inline]] inline void store_past_caches(uint32_t* to, Words words) {
+#if (defined(SHOAL_ISA_avx512) || defined(SHOAL_ISA_avx512_bf16)) && defined(__x86_64__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(words));
+#else
+  store<uint32_t>(to, words);
+#endif
+}
+void order_stores() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 /// Rows [n0, n0 + count) of one weight [N, K], count <= kPanelWidth, into one panel of the forward copy.
 void pack_forward(const float* rows, int64_t count, int64_t k_count, uint32_t* panel) {
   constexpr int kChunk = 2 * kFloats;  // inputs per transposed square
@@ -42,16 +57,10 @@ void pack_forward(const float* rows, int64_t count, int64_t k_count, uint32_t* p
     int64_t k = 0;
     for (; k + kChunk <= k_count; k += kChunk) {
       Words square[kFloats];
-      for (int i = 0; i < kFloats; i++) {
-        BFloat16 rounded[kChunk] = {};
-        if (j + i < count) {
-          const float* from = rows + (j + i) * k_count + k;
-          for (int c = 0; c < kChunk; c++) rounded[c] = from[c];
-        }
-        __builtin_memcpy(&square[i], rounded, sizeof(rounded));
-      }
+      for (int i = 0; i < kFloats; i++)
+        square[i] = j + i < count ? rounded_pairs(rows + (j + i) * k_count + k) : Words{};
       transpose_square<uint32_t>(square);
-      for (int p = 0; p < kFloats; p++) store<uint32_t>(panel + (k / 2 + p) * kPanelWidth + j, square[p]);
+      for (int p = 0; p < kFloats; p++) store_past_caches(panel + (k / 2 + p) * kPanelWidth + j, square[p]);
     }
     for (int64_t p = k / 2; p < pairs; p++) {
       for (int64_t i = j; i < j + kFloats; i++) {
@@ -70,13 +79,15 @@ void pack_backward(const float* low, const float* high, int64_t k_count, int64_t
   for (int64_t k0 = 0; k0 < k_count; k0 += kPanelWidth, to += panel_words) {
     uint32_t* words = to + pair * kPanelWidth;
     const int64_t count = std::min<int64_t>(kPanelWidth, k_count - k0);
-    if (high != nullptr) {
-#pragma omp simd
-      for (int64_t k = 0; k < count; k++) words[k] = pair_word(BFloat16(low[k0 + k]), BFloat16(high[k0 + k]));
-    } else {
-      for (int64_t k = 0; k < count; k++) words[k] = BFloat16(low[k0 + k]).bits;
+    int64_t k = 0;
+    for (; k + kFloats <= count; k += kFloats) {
+      Words pair = rounded_words(low + k0 + k);
+      if (high != nullptr) pair |= rounded_words(high + k0 + k) << 16U;
+      store_past_caches(words + k, pair);
     }
-    for (int64_t k = count; k < kPanelWidth; k++) words[k] = 0;
+    for (; k < count; k++)
+      words[k] = pair_word(BFloat16(low[k0 + k]), BFloat16(high != nullptr ? high[k0 + k] : 0));
+    for (; k < kPanelWidth; k++) words[k] = 0;
   }
 }
 
@@ -89,6 +100,8 @@ void pack_rows_impl(const Tensor& weight, const PackedWeight& to, int64_t first_
               " do not fit a weight ", weight.shape());
   for (const auto& [copy, expected] : {std::pair{to.forward, packed_size_impl(groups, n_count, k_count)},
                                        {to.backward, packed_size_impl(groups, k_count, n_count)}}) {
+    SHOAL_CHECK(!copy || reinterpret_cast<uintptr_t>(copy.data<BFloat16>()) % kVectorBytes == 0,
+                "pack_rows: a copy is not aligned to ", kVectorBytes, " bytes");
     SHOAL_CHECK(!copy || copy.numel() == expected, "pack_rows: a copy of a weight ", weight.shape(), " has ",
                 expected, " elements, got ", copy.numel());
   }
@@ -103,12 +116,13 @@ void pack_rows_impl(const Tensor& weight, const PackedWeight& to, int64_t first_
                  reinterpret_cast<uint32_t*>(to.forward.data<BFloat16>()) + g * forward_words +
                      n0 * divide_up(k_count, 2));
   }
-  if (!to.backward) return;
+  if (!to.backward) return order_stores();
   auto* backward = reinterpret_cast<uint32_t*>(to.backward.data<BFloat16>()) + g * backward_words;
   for (int64_t n = 0; n < count; n += 2) {
     pack_backward(rows + n * k_count, n + 1 < count ? rows + (n + 1) * k_count : nullptr, k_count,
                   (n0 + n) / 2, n_pairs * kPanelWidth, backward);
   }
+  order_stores();
 }
 
 /// One group's product y[m, outputs] = x[m, inputs] * M^T on one thread, for some of the panels.

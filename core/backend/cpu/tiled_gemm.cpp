@@ -21,7 +21,7 @@ SHOAL_KERNELS_BEGIN
 constexpr int64_t kBlockK = 512;     // a panel of kBlockK x kTileVectors vectors stays in L2
 constexpr int64_t kBlockRows = 192;  // rows of A turned at a time (384 KiB of f32); a multiple of every panel
 
-constexpr int64_t kManyRows = 256;   // rows of C that make copying a panel of B worth it
+constexpr int64_t kManyRows = 256;  // rows of C that make copying a panel of B worth it
 
 template <class T>
 constexpr int kPanel = kTileVectors* kLanes<T>;  // columns of one panel
@@ -110,9 +110,9 @@ void panel_product(const Panel<T>& p, int64_t rows, T* c, int64_t ldc) {
   }
 }
 
-/// `columns` columns of `w` as whole vectors. In place, or copied to `copy`: at an edge with zeros behind, because
-/// a vector may not reach beyond the matrix, and for many rows of C, because rows of w that lie a power of two
-/// apart share few sets of a cache.
+/// `columns` columns of `w` as whole vectors. In place, or copied to `copy`: at an edge with zeros behind,
+/// because a vector may not reach beyond the matrix, and for many rows of C, because rows of w that lie a
+/// power of two apart share few sets of a cache.
 template <class T>
 void set_vectors(Panel<T>& p, const T* w, int64_t ldw, int columns, int64_t m, T* copy) {
   p.columns = columns;
