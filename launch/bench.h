@@ -47,6 +47,9 @@ struct BenchReport {
   nlohmann::json to_json() const;
 };
 
+/// Rows of random tokens, which are their own labels.
+ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab, uint64_t seed, Device device = Device{});
+
 /// Collective. The same on every rank, except `step`, which is rank 0's.
 BenchReport bench_machine(const BenchOptions& options, Communicator& world);
 /// Trains the model of a config on random tokens for a few steps and profiles them. Writes nothing.

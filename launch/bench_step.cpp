@@ -15,8 +15,10 @@ namespace {
 constexpr int kWarmUp = 2;          // the first steps touch memory for the first time
 constexpr double kStepSeconds = 4;  // of all measured steps together
 
-ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab, uint64_t stream, Device device) {
-  const RandomStream random(stream, "bench");
+}  // namespace
+
+ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab, uint64_t seed, Device device) {
+  const RandomStream random(seed, "bench");
   std::vector<int32_t> tokens, positions;
   for (int64_t i = 0; i < rows * seq; i++) {
     tokens.push_back(
@@ -31,8 +33,6 @@ ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab, uint64_t strea
   batch.positions_T = Tensor::from(positions, shape, device);
   return batch;
 }
-
-}  // namespace
 
 ProfileSummary bench_step(const LoadedConfig& loaded, const BenchOptions& options,
                           const std::shared_ptr<Communicator>& world) {

@@ -16,12 +16,6 @@ namespace shoal {
 
 namespace {
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 using Event = Profiler::Event;
 
 int64_t first_begin(const Profiler& profiler) {
@@ -59,9 +53,9 @@ int64_t clock_offset_ns(Communicator& world) {
   constexpr int kRounds = 5;
   std::vector<int64_t> own, first;  // before and after each barrier
   for (int i = 0; i < kRounds; i++) {
-    own.push_back(now_ns());
+    own.push_back(Profiler::now_ns());
     world.barrier();
-    own.push_back(now_ns());
+    own.push_back(Profiler::now_ns());
   }
   const Tensor of_first = Tensor::from(own, {std::ssize(own)});
   world.broadcast(of_first, 0).wait();

@@ -1,6 +1,7 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/threads.h"
 #include "core/ops/bf16_linear.h"
@@ -29,12 +30,10 @@ void Optimizer::step(double learning_rate, double grad_scale) {
         blocks_.push_back({i, begin, std::min(n, begin + kBlockElements)});
     }
   }
-  if (Profiler* profiler = Profiler::active(); profiler != nullptr) {
-    const ProfileCall call(*profiler, "optimizer update", cost);
-    update_blocks(learning_rate, grad_scale);
-  } else {
-    update_blocks(learning_rate, grad_scale);
-  }
+  std::optional<ProfileCall> call;
+  if (Profiler* profiler = Profiler::active(); profiler != nullptr)
+    call.emplace(*profiler, "optimizer update", cost);
+  update_blocks(learning_rate, grad_scale);
 }
 
 void Optimizer::update_blocks(double learning_rate, double grad_scale) {

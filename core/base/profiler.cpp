@@ -9,17 +9,17 @@ namespace shoal {
 
 namespace {
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 bool same(const char* a, const char* b) {
   return a == b || std::strcmp(a, b) == 0;  // equal literals may have several addresses
 }
 
 }  // namespace
+
+int64_t Profiler::now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 Profiler::Profiler(size_t max_events) : events_(max_events) {
   nodes_.reserve(kMaxNodes);

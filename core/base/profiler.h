@@ -68,6 +68,8 @@ class Profiler {
 
   /// This thread's, or nullptr: off.
   static Profiler* active() { return active_; }
+  /// The steady clock of all times here.
+  static int64_t now_ns();
   /// Starts and ends one stretch, training step `step`, on the thread that is observed.
   void start(int64_t step);
   void stop();

@@ -1,5 +1,6 @@
 #include "core/tensor/kernel.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -23,28 +24,22 @@ CpuIsa best_supported() {
 #endif
 }
 
-/// Whether this build has kernels for it: SHOAL_CPU_ISAS is CMake's list, joined by commas.
-bool is_built(CpuIsa isa) {
-  const std::string list = std::string(",") + SHOAL_CPU_ISAS + ",";
-  return list.find(std::string(",") + cpu_isa_name(isa) + ",") != std::string::npos;
-}
-
-CpuIsa choose() {
-  CpuIsa best = best_supported();
-  while (best != CpuIsa::scalar && !is_built(best)) best = static_cast<CpuIsa>(static_cast<int>(best) - 1);
-  const char* forced = std::getenv("SHOAL_CPU_ISA");
-  if (forced != nullptr) {
-    for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {
-      if (std::strcmp(forced, cpu_isa_name(isa)) == 0 && isa < best) return isa;
-    }
-  }
-  return best;
-}
-
 }  // namespace
 
+CpuIsa choose_cpu_isa(CpuIsa supported, const std::string& built, const char* forced) {
+  CpuIsa isa = supported;
+  for (const CpuIsa wanted : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::avx512_bf16}) {
+    if (forced != nullptr && std::strcmp(forced, cpu_isa_name(wanted)) == 0) isa = std::min(isa, wanted);
+  }
+  const auto is_built = [list = "," + built + ","](CpuIsa candidate) {
+    return list.find(std::string(",") + cpu_isa_name(candidate) + ",") != std::string::npos;
+  };
+  while (isa != CpuIsa::scalar && !is_built(isa)) isa = static_cast<CpuIsa>(static_cast<int>(isa) - 1);
+  return isa;
+}
+
 CpuIsa cpu_isa() {
-  static const CpuIsa isa = choose();
+  static const CpuIsa isa = choose_cpu_isa(best_supported(), SHOAL_CPU_ISAS, std::getenv("SHOAL_CPU_ISA"));
   return isa;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <type_traits>
 
 #include "core/base/profiler.h"
@@ -18,6 +19,9 @@ namespace shoal {
 /// (scalar | avx2 | avx512 | avx512_bf16).
 enum class CpuIsa : int { scalar = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
 CpuIsa cpu_isa();
+/// That choice: the best set of `built` (names joined by commas; scalar always is) that is not above
+/// `supported` nor, when it names a set, above `forced`.
+CpuIsa choose_cpu_isa(CpuIsa supported, const std::string& built, const char* forced);
 const char* cpu_isa_name(CpuIsa isa);
 
 class Tensor;

@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "core/autograd/tape.h"
-#include "core/base/random.h"
 #include "core/base/threads.h"
+#include "launch/bench.h"
 #include "launch/engine.h"
 #include "launch/memory.h"
 
@@ -21,23 +21,6 @@ namespace shoal {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-
-ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab, int64_t step) {
-  const RandomStream random(3, str("bench ", step));
-  std::vector<int32_t> tokens, positions;
-  for (int64_t i = 0; i < rows * seq; i++) {
-    tokens.push_back(
-        static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
-    positions.push_back(static_cast<int32_t>(i % seq));
-  }
-  ModelBatch batch;
-  batch.batch = rows;
-  batch.seq = seq;
-  batch.tokens_T = Tensor::from(tokens, Shape{rows * seq});
-  batch.labels_T = batch.tokens_T;
-  batch.positions_T = Tensor::from(positions, Shape{rows * seq});
-  return batch;
-}
 
 double cpu_seconds() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
@@ -89,7 +72,7 @@ void measure(const Case& c) {
   TrainEngine engine(options, mesh);
   const double built = live();
   const auto step = [&](int64_t i) {
-    const ModelBatch batch = random_batch(c.rows, c.seq, c.vocab, i);
+    const ModelBatch batch = random_batch(c.rows, c.seq, c.vocab, static_cast<uint64_t>(i));
     engine.step(std::span(&batch, 1), 1e-4);
   };
   step(0);

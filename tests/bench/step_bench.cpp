@@ -4,28 +4,11 @@
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 
-#include "core/base/random.h"
+#include "launch/bench.h"
 #include "launch/engine.h"
 
 namespace shoal {
 namespace {
-
-ModelBatch random_batch(int64_t rows, int64_t seq, int64_t vocab) {
-  const RandomStream random(3, "bench");
-  std::vector<int32_t> tokens, positions;
-  for (int64_t i = 0; i < rows * seq; i++) {
-    tokens.push_back(
-        static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
-    positions.push_back(static_cast<int32_t>(i % seq));
-  }
-  ModelBatch batch;
-  batch.batch = rows;
-  batch.seq = seq;
-  batch.tokens_T = Tensor::from(tokens, Shape{rows * seq});
-  batch.labels_T = batch.tokens_T;
-  batch.positions_T = Tensor::from(positions, Shape{rows * seq});
-  return batch;
-}
 
 void run_steps(benchmark::State& state, const std::string& model, int64_t vocab, int64_t rows, int64_t seq,
                bool bf16) {
@@ -43,7 +26,7 @@ void run_steps(benchmark::State& state, const std::string& model, int64_t vocab,
   options.seq_len = seq;
   const Mesh mesh(make_single_communicator(), ParallelLayout{});
   TrainEngine engine(options, mesh);
-  const std::vector<ModelBatch> batches = {random_batch(rows, seq, vocab)};
+  const std::vector<ModelBatch> batches = {random_batch(rows, seq, vocab, 3)};
   for (int i = 0; i < 3; i++) engine.step(batches, 1e-4);
 
   auto faults = [] {
