@@ -7,6 +7,7 @@
 #include "launch/command_support.h"
 #include "launch/commands.h"
 #include "launch/memory.h"
+#include "launch/same_settings.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -30,6 +31,7 @@ int bench(const CLI::App& command, const BenchArguments& arguments) {
     std::optional<LoadedConfig> loaded;
     if (!arguments.config.empty()) {
       loaded = load_train_config(arguments.config, overrides, world->size());
+      require_same_settings(loaded->config, *world);
       require_memory(*loaded, *world);
     }
     apply_threads(loaded ? loaded->config : TrainConfig{});

@@ -4,6 +4,7 @@
 #include "launch/commands.h"
 #include "launch/console.h"
 #include "launch/memory.h"
+#include "launch/same_settings.h"
 #include "launch/stop_signals.h"
 #include "launch/terminal.h"
 #include "parallel/bootstrap.h"
@@ -32,6 +33,7 @@ int train(const CLI::App& command, const ConfigArguments& arguments) {
     LoadedConfig loaded = load_train_config(arguments.config, overrides, world->size());
     check_kernel_choice();
     apply_threads(loaded.config);
+    require_same_settings(loaded.config, *world);
     require_memory(loaded, *world);  // before the run's folder is made
     log::set_folder(loaded.config.run_folder());
     log::set_terminal_columns(terminal_columns());

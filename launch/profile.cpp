@@ -162,18 +162,20 @@ void StepProfile::finish() {
   summary.model_flops_per_token = options_.model_flops_per_token;
   const int64_t zero = world.min(first_begin(*profiler_) + offset_ns_);
   const auto file = [&](const std::string& name) { return (options_.folder / name).string(); };
-  try {
-    write_file(file(str("trace-rank", world.rank(), ".json")),
-               trace_json(*profiler_, world.rank(), options_.title, offset_ns_ - zero));
+  if (world.rank() == 0) log::info(summary.text());
+  try {  // the traces last: a run that is being stopped may not have the time for them
     if (world.rank() == 0) {
       write_file(file("profile.json"), summary.to_json().dump(2) + "\n");
       write_file(file("profile.txt"), summary.text() + "\n");
     }
+    write_file(file(str("trace-rank", world.rank(), ".json")),
+               trace_json(*profiler_, world.rank(), options_.title, offset_ns_ - zero));
   } catch (const Error& e) {
     log::warn("run.profile: ", e.what());  // the training is worth more than its profile
   }
   if (world.rank() != 0) return;
-  log::info(summary.text());
+  if (profiler_->num_stretches() < options_.steps)
+    log::info("  the training ended after ", profiler_->num_stretches(), " of ", options_.steps, " steps to profile");
   if (summary.events_dropped > 0)
     log::info("  the traces lack ", summary.events_dropped, " spans; profile fewer steps to see all");
   log::info("  files      ", options_.folder.string(), ": profile.txt, profile.json, trace-rank*.json");

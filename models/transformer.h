@@ -63,7 +63,6 @@ struct TransformerOptions final : ModelOptions {
   double output_init_std() const;
   double size_bound() const;
   PassMemory pass_memory(const PassShape& shape) const override;
-  double multiplied_params(const PassShape& shape) const;
 };
 
 /// One layer. The residual stream is carried apart from what was last added to it, so that the addition is

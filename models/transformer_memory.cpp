@@ -2,6 +2,7 @@
 // what backward takes on top while it frees that, block by block. Bytes per token unless said otherwise.
 #include <algorithm>
 
+#include "core/ops/bf16_linear.h"
 #include "core/ops/cross_entropy.h"
 #include "models/transformer.h"
 
@@ -56,7 +57,7 @@ class PassEstimate {
       live -= again_.block ? inputs : b.kept;
     }
     out.work = peak - out.activations;
-    if (shape_.bf16 && !again_.packed_weights) out.packed_weights = 4 * o_.multiplied_params(shape_);
+    if (shape_.bf16 && !again_.packed_weights) out.packed_weights = all_copies();
     return out;
   }
 
@@ -64,13 +65,40 @@ class PassEstimate {
   double norm_statistics() const { return (o_.norm.kind == "layer_norm" ? 2 : 1) * stats_; }
   double copy_bytes() const { return shape_.bf16 && again_.packed_weights ? 2 : 0; }  // of one weight
 
+  /// Numbers in one bf16 copy of a matrix (core/ops/bf16_linear.h): in blocks of outputs, and pairs of
+  /// inputs.
+  static double packed(int64_t outputs, int64_t inputs) {
+    const int64_t blocks = (outputs + kPackRows - 1) / kPackRows;
+    return static_cast<double>(blocks * kPackRows * (inputs + inputs % 2));
+  }
+  /// Bytes of the copies for forward and for backward.
+  static double both_copies(int64_t outputs, int64_t inputs) {
+    return 2 * (packed(outputs, inputs) + packed(inputs, outputs));
+  }
+  double ffn_copies(int64_t width) const {
+    return both_copies(gated_ ? 2 * width : width, o_.hidden_size) + both_copies(o_.hidden_size, width);
+  }
+  /// Of all weights of this rank that take part in products of mixed precision.
+  double all_copies() const {
+    const AttentionShape a = o_.attention_shape();
+    const int64_t D = o_.hidden_size;
+    const auto sparse = static_cast<double>(o_.num_moe_layers()), layers = static_cast<double>(o_.layers);
+    double moe = static_cast<double>(o_.moe.num_experts) / shape_.ep * ffn_copies(o_.expert_hidden());
+    if (o_.shared_hidden() > 0) moe += ffn_copies(o_.shared_hidden());
+    const double attention =
+        both_copies((a.heads + 2 * a.kv_heads) * a.head_size, D) + both_copies(D, a.heads * a.head_size);
+    return layers * attention + (layers - sparse) * ffn_copies(o_.ffn_hidden()) + sparse * moe +
+           both_copies(shape_.vocab_size, D);
+  }
+
   /// In all: a block of logits, for bf16 with its copy, the head's input and its gradient.
   double head() const {
     const auto vocab = static_cast<double>(shape_.vocab_size);
     const int64_t block = logits_block(static_cast<int64_t>(shape_.tokens), shape_.vocab_size, shape_.dtype);
     const double logits = static_cast<double>(block) * vocab * stats_;
     return logits * (shape_.bf16 ? 1.5 : 1) + shape_.tokens * 2 * x_D_ +
-           2 * copy_bytes() * vocab * static_cast<double>(o_.hidden_size);
+           copy_bytes() *
+               (packed(shape_.vocab_size, o_.hidden_size) + packed(o_.hidden_size, shape_.vocab_size));
   }
 
   FfnBytes ffn(double rows, int64_t width, double matrices) const {
@@ -80,8 +108,10 @@ class PassEstimate {
     f.hidden = rows * static_cast<double>(width) * element_;
     f.made_input = norm_made_;
     f.dx = rows * x_D_;
-    f.copy =
-        copy_bytes() * matrices * static_cast<double>(o_.hidden_size) * up / std::max(1.0, shape_.tokens);
+    const int64_t outputs = gated_ ? 2 * width : width;
+    f.copy = copy_bytes() * matrices *
+             std::max(packed(outputs, o_.hidden_size), packed(o_.hidden_size, outputs)) /
+             std::max(1.0, shape_.tokens);
     return f;
   }
   double kept(const FfnBytes& f) const {
@@ -157,15 +187,6 @@ class PassEstimate {
 
 PassMemory TransformerOptions::pass_memory(const PassShape& shape) const {
   return PassEstimate(*this, shape).total();
-}
-
-/// Parameters of one rank that take part in products of mixed precision.
-double TransformerOptions::multiplied_params(const PassShape& shape) const {
-  const ModelFacts all = facts(shape.vocab_size, 0);
-  auto params = static_cast<double>(all.params_total - all.params_embedding);
-  if (tie_embeddings) params += static_cast<double>(shape.vocab_size) * static_cast<double>(hidden_size);
-  params -= static_cast<double>(all.params_expert) * (1 - 1.0 / shape.ep);
-  return params - static_cast<double>(num_moe_layers()) * static_cast<double>(moe.router_params(hidden_size));
 }
 
 }  // namespace shoal

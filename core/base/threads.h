@@ -1,15 +1,28 @@
-// Threads inside one rank. A rank is one OS thread (or process) with a team of `num_threads()` OpenMP
-// workers.
+// Threads inside one rank. A rank is one OS thread (or process) with a team of `num_threads()` workers,
+// itself included. Nobody waits for a worker that has not begun: when the machine is busy elsewhere, the
+// rank's own thread does that worker's share, so a team is never much slower than one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <utility>
 
 namespace shoal {
 
-/// Size of this rank's team (thread-local: ranks may be threads of one process). Default 1.
+/// Size of this rank's team (thread-local: ranks may be threads of one process). Default 1; always 1 inside a
+/// body that runs in parallel.
 int num_threads();
 void set_num_threads(int threads);
+
+/// Calls share(context, i) once for each i in [0, shares), 1 <= shares <= num_threads(), as far as possible
+/// share i on worker i every time, and returns when all have ended.
+void run_shares(int shares, void (*share)(void* context, int i), void* context);
+/// The same with a function object.
+template <class Share>
+void run_shares(int shares, const Share& share) {
+  run_shares(
+      shares, [](void* context, int i) { (*static_cast<const Share*>(context))(i); },
+      const_cast<void*>(static_cast<const void*>(&share)));
+}
 
 /// Calls body(begin, end) on disjoint ranges that cover [0, n), in parallel when n >= 2 * grain and the team
 /// has more than one thread. The split depends only on n, grain and the team size. body must not throw.
@@ -21,11 +34,7 @@ void parallel_for(int64_t n, int64_t grain, const Body& body) {
     if (n > 0) body(int64_t{0}, n);
     return;
   }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int t = 0; t < threads; t++) {
-    const int64_t begin = n * t / threads, end = n * (t + 1) / threads;
-    body(begin, end);
-  }
+  run_shares(threads, [&](int i) { body(n * i / threads, n * (i + 1) / threads); });
 }
 
 /// Calls body(task) for each task in [0, num_tasks), handed out one at a time (for uneven tasks).
@@ -36,8 +45,10 @@ void parallel_tasks(int64_t num_tasks, const Body& body) {
     for (int64_t task = 0; task < num_tasks; task++) body(task);
     return;
   }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t task = 0; task < num_tasks; task++) body(task);
+  std::atomic<int64_t> next{0};
+  run_shares(threads, [&](int) {
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < num_tasks;) body(task);
+  });
 }
 
 }  // namespace shoal

@@ -71,10 +71,10 @@ void expect_count(const std::string& precision, double stored) {
 }
 
 TEST_F(Instructions, OfTwoStepsInF32AreAsStored) {
-  expect_count("f32", 17.67e6);
+  expect_count("f32", 17.82e6);
 }
 TEST_F(Instructions, OfTwoStepsInBf16AreAsStored) {
-  expect_count("bf16", 49.39e6);
+  expect_count("bf16", 47.51e6);
 }
 
 }  // namespace

@@ -103,6 +103,20 @@ TEST(MemoryEstimate, IsWithinATenthOfThePeakForOtherOptimizersAndF64) {
     EXPECT_EQ(too_far(config_of(settings)), "") << settings;
 }
 
+// bf16 copies come in blocks of rows: those of a narrow matrix are larger than the matrix.
+TEST(MemoryEstimate, CountsTheFillOfBf16CopiesOfNarrowExperts) {
+  for (const char* recompute : {"none", "packed_weights"}) {
+    for (const char* experts :
+         {"num_experts: 64, top_k: 2, hidden: 8", "num_experts: 96, top_k: 2, hidden: 1",
+          "num_experts: 32, top_k: 4, hidden: 33"}) {
+      const std::string settings =
+          str("model: {layers: 2, hidden_size: 256, heads: 4, recompute: ", recompute, ", moe: {", experts,
+              "}}\nrun: {precision: bf16}\n");
+      EXPECT_EQ(too_far(config_of(settings)), "") << settings;
+    }
+  }
+}
+
 TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
   const TrainConfig config = config_of(
       "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 64, top_k: 2, hidden: 512}}",

@@ -1,6 +1,8 @@
 #include "core/base/threads.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -73,6 +75,48 @@ TEST(ParallelTasks, RunsEveryTaskOnce) {
       for (const auto& count : runs) EXPECT_EQ(count.load(), 1);
     }
   }
+}
+
+// Workers that wake late must neither run a share of a later job nor one that another has taken.
+TEST(ParallelTasks, ManySmallJobsOfChangingSizesRunEachShareOnce) {
+  const Team team(6);  // more than the machine may have cores
+  std::vector<std::atomic<int>> runs(6);
+  std::vector<int> expected(6, 0);
+  for (int job = 0; job < 20000; job++) {
+    const int shares = 2 + job * 7 % 5;
+    run_shares(shares, [&](int i) { runs[static_cast<size_t>(i)].fetch_add(1, std::memory_order_relaxed); });
+    for (int i = 0; i < shares; i++) expected[static_cast<size_t>(i)]++;
+    for (size_t i = 0; i < 6; i++) ASSERT_EQ(runs[i].load(), expected[i]) << "job " << job << ", share " << i;
+  }
+}
+
+TEST(ParallelTasks, ABodySeesATeamOfOne) {
+  const Team team(3);
+  std::atomic<int> sum{0};
+  parallel_tasks(6, [&](int64_t) {
+    EXPECT_EQ(num_threads(), 1);
+    parallel_for(10, 1, [&](int64_t begin, int64_t end) { sum += static_cast<int>(end - begin); });
+  });
+  EXPECT_EQ(sum, 60);
+  EXPECT_EQ(num_threads(), 3);
+}
+
+TEST(ParallelTasks, AForkedProcessWorksWithoutItsParentsWorkers) {
+  const Team team(3);
+  parallel_tasks(3, [](int64_t) {});  // the workers are there now
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::atomic<int> sum{0};
+    parallel_tasks(100, [&](int64_t task) { sum += static_cast<int>(task); });
+    set_num_threads(2);  // ends the team of three, whose threads do not exist here
+    parallel_tasks(100, [&](int64_t task) { sum += static_cast<int>(task); });
+    _exit(sum == 2 * 4950 ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 TEST(NumThreads, BelongsToTheRanksThread) {
