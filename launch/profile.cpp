@@ -175,7 +175,8 @@ void StepProfile::finish() {
   }
   if (world.rank() != 0) return;
   if (profiler_->num_stretches() < options_.steps)
-    log::info("  the training ended after ", profiler_->num_stretches(), " of ", options_.steps, " steps to profile");
+    log::info("  the training ended after ", profiler_->num_stretches(), " of ", options_.steps,
+              " steps to profile");
   if (summary.events_dropped > 0)
     log::info("  the traces lack ", summary.events_dropped, " spans; profile fewer steps to see all");
   log::info("  files      ", options_.folder.string(), ": profile.txt, profile.json, trace-rank*.json");
