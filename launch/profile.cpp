@@ -1,7 +1,6 @@
 #include "launch/profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>

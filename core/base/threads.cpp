@@ -63,7 +63,8 @@ class Team {
     return epoch;
   }
 
-  void take(int i, uint64_t epoch) {
+  /// A share that throws ends the process: unwinding would take the context away from the others.
+  void take(int i, uint64_t epoch) noexcept {
     uint64_t taken = taken_[static_cast<size_t>(i)].load(std::memory_order_relaxed);
     if (taken >= epoch ||
         !taken_[static_cast<size_t>(i)].compare_exchange_strong(taken, epoch, std::memory_order_acq_rel))
