@@ -61,24 +61,28 @@ class Machine {
   BenchReport& report_;
 };
 
-// One group is a dense layer. The products of y (forward), dx and dweight.
+// One group is a dense layer. The products of y (forward), dx and dweight, which is added to what other
+// micro-batches left or, by the first of a step, written.
 void Machine::f32_products(DType dtype, const std::string& group, int64_t groups,
                            const std::vector<int64_t>& rows, int64_t n, int64_t k, const std::string& what) {
   const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   const Tensor x = Tensor::zeros({total, k}, dtype), y = Tensor::zeros({total, n}, dtype);
   const Tensor w = Tensor::zeros({groups, n, k}, dtype), dw = Tensor::zeros({groups, n, k}, dtype);
-  const Gemm forward{.transpose_b = true}, back{}, weight{.transpose_a = true, .accumulate = true};
+  const Gemm forward{.transpose_b = true}, back{}, weight{.transpose_a = true, .accumulate = true},
+      written{.transpose_a = true};
   if (groups == 1) {
     const Tensor w2 = w.view({n, k}), dw2 = dw.view({n, k});
     kernel_row(group, what + ", y", gemm, forward, x, w2, y);
     kernel_row(group, what + ", dx", gemm, back, y, w2, x);
-    kernel_row(group, what + ", dweight", gemm, weight, y, x, dw2);
+    kernel_row(group, what + ", dweight +=", gemm, weight, y, x, dw2);
+    kernel_row(group, what + ", dweight =", gemm, written, y, x, dw2);
     return;
   }
   const std::span<const int64_t> span(rows);
   kernel_row(group, what + ", y", grouped_gemm_rows, forward, x, w, y, span);
   kernel_row(group, what + ", dx", grouped_gemm_rows, back, y, w, x, span);
-  kernel_row(group, what + ", dweight", grouped_gemm_reduce, Gemm{.accumulate = true}, y, x, dw, span);
+  kernel_row(group, what + ", dweight +=", grouped_gemm_reduce, Gemm{.accumulate = true}, y, x, dw, span);
+  kernel_row(group, what + ", dweight =", grouped_gemm_reduce, Gemm{}, y, x, dw, span);
 }
 
 void Machine::bf16_products(int64_t groups, const std::vector<int64_t>& rows, int64_t n, int64_t k,
@@ -90,7 +94,8 @@ void Machine::bf16_products(int64_t groups, const std::vector<int64_t>& rows, in
   const std::span<const int64_t> span(rows);
   kernel_row("bf16", what + ", y", packed_gemm_rows, x, packed.forward, y, span);
   kernel_row("bf16", what + ", dx", packed_gemm_rows, y, packed.backward, x, span);
-  kernel_row("bf16", what + ", dweight", bf16_gemm_reduce, true, y, x, dw, span);
+  kernel_row("bf16", what + ", dweight +=", bf16_gemm_reduce, true, y, x, dw, span);
+  kernel_row("bf16", what + ", dweight =", bf16_gemm_reduce, false, y, x, dw, span);
 }
 
 void Machine::products(DType dtype) {

@@ -102,6 +102,7 @@ class TensorReader {
 std::vector<std::string> mismatches(const Manifest& manifest, const std::vector<StateTensor>& state,
                                     bool allow_extra) {
   std::vector<std::string> lines, stored, wanted;
+  std::map<std::pair<DType, DType>, std::vector<std::string>> other_dtypes;  // wanted, stored -> names
   for (const TensorRecord& record : manifest.tensors) stored.push_back(record.name);
   for (const StateTensor& tensor : state) {
     wanted.push_back(tensor.name);
@@ -111,11 +112,16 @@ std::vector<std::string> mismatches(const Manifest& manifest, const std::vector<
       continue;
     }
     if (record->dtype != tensor.value.dtype())
-      lines.push_back(str(tensor.name, ": expected dtype ", tensor.value.dtype(), ", the checkpoint has ",
-                          record->dtype));
+      other_dtypes[{tensor.value.dtype(), record->dtype}].push_back(tensor.name);
     if (!(record->shape == tensor.global_shape))
       lines.push_back(
           str(tensor.name, ": expected shape ", tensor.global_shape, ", the checkpoint has ", record->shape));
+  }
+  // A run of another precision differs in every tensor: one line says it.
+  for (const auto& [dtypes, names] : other_dtypes) {
+    const std::string others = names.size() > 1 ? str(" and ", names.size() - 1, " more") : "";
+    lines.push_back(str(names.front(), others, ": expected dtype ", dtypes.first, ", the checkpoint has ",
+                        dtypes.second));
   }
   if (allow_extra) return lines;
   std::sort(wanted.begin(), wanted.end());

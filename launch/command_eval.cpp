@@ -9,6 +9,7 @@
 #include "launch/commands.h"
 #include "launch/console.h"
 #include "launch/generate.h"
+#include "launch/same_settings.h"
 #include "parallel/bootstrap.h"
 
 namespace shoal {
@@ -84,6 +85,7 @@ int eval(const CLI::App& command, const RunArguments& arguments) {
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     TrainedRun run = open_run(arguments.run, overrides, world->size(), kEvalUse);
     check_kernel_choice();
+    require_same_settings(run.loaded.config, *world);
     apply_threads(run.loaded.config);
     keep_tokenizer(run);
     const TrainData data = open_data(run.loaded.config, run.loaded.tree, *world);
@@ -114,6 +116,7 @@ int generate_text(const CLI::App& command, const GenerateArguments& arguments) {
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     TrainedRun run = open_run(arguments.run, overrides, world->size(), kGenerateUse);
     check_kernel_choice();
+    require_same_settings(run.loaded.config, *world);
     apply_threads(run.loaded.config);
     const auto tokenizer = open_tokenizer(run);
     const int64_t vocab = run.loaded.config.model_options().vocab_size.value_or(tokenizer->vocab_size());

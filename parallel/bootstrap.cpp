@@ -24,6 +24,7 @@
 #include "core/base/log.h"
 #include "core/base/random.h"
 #include "core/base/text.h"
+#include "parallel/collective_check.h"
 #include "parallel/launcher_leftovers.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/open_calls.h"
@@ -82,9 +83,11 @@ struct Failure {
   std::string message;
 };
 
+/// `problem`: what is wrong before anything has begun, or "".
 int run_body(const std::function<int(const std::shared_ptr<Communicator>&)>& body,
-             const std::shared_ptr<Communicator>& world, Failure& failure) {
+             const std::shared_ptr<Communicator>& world, const std::string& problem, Failure& failure) {
   try {
+    if (!problem.empty()) throw UsageError(problem);
     return body(world);
   } catch (const Error& e) {
     failure = {true, e.code(), e.what()};
@@ -215,9 +218,46 @@ void report(MPI_Comm comm, int rank, int size, const Failure& failure) {
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(failure.code));
 }
 
+/// What the environment says of collectives; ranks that disagree would not call the same ones.
+struct CollectiveSettings {
+  bool shared = false, checks = false;
+  std::string problem;  // a value that is none
+};
+CollectiveSettings collective_settings() {
+  CollectiveSettings settings;
+  try {
+    settings.shared = shared_collectives_wanted();
+    settings.checks = collective_checks_enabled();
+    wait_limit_s();
+  } catch (const UsageError& e) {
+    settings.problem = e.what();
+    // The ranks still have to meet, to say so once.
+    for (const char* name : {"SHOAL_COLLECTIVES", "SHOAL_CHECK_COLLECTIVES", "SHOAL_COLLECTIVE_TIMEOUT"})
+      unsetenv(name);
+  }
+  return settings;
+}
+
+/// What this rank has to say when the ranks' settings do not fit together; "" when they do, on every rank.
+/// Collective.
+std::string settings_problem(const CollectiveSettings& mine) {
+  const std::array<int, 3> values = {mine.shared ? 1 : 0, mine.checks ? 1 : 0, mine.problem.empty() ? 0 : 1};
+  std::array<int, 3> least{}, most{};
+  MPI_Allreduce(values.data(), least.data(), 3, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  MPI_Allreduce(values.data(), most.data(), 3, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  if (!mine.problem.empty()) return mine.problem;
+  if (most[2] != 0) return "the environment of another rank is refused";
+  std::string list;
+  if (least[0] != most[0]) list += "\n  SHOAL_COLLECTIVES: mpi on some ranks, auto on others";
+  if (least[1] != most[1]) list += "\n  SHOAL_CHECK_COLLECTIVES: 1 on some ranks, 0 or unset on others";
+  if (list.empty()) return "";
+  return str("all ranks must be started with the same environment; different are", list,
+             "\n  give it to all of them, with mpirun -x NAME=VALUE or srun --export");
+}
+
 int run_mpi_world(const LaunchInfo& info,
-                  const std::function<int(const std::shared_ptr<Communicator>&)>& body) {
-  const bool share = shared_collectives_wanted();
+                  const std::function<int(const std::shared_ptr<Communicator>&)>& body,
+                  const CollectiveSettings& settings) {
   std::optional<StepLimit> limit(std::in_place, "the start of MPI", info.rank);
   start_mpi(info);
   int rank = 0, size = 1;
@@ -229,12 +269,13 @@ int run_mpi_world(const LaunchInfo& info,
   MPI_Comm agreement = MPI_COMM_NULL;
   MPI_Comm_dup(MPI_COMM_WORLD, &agreement);
   MPI_Comm_set_errhandler(agreement, MPI_ERRORS_RETURN);
+  const std::string problem = settings_problem(settings);
   std::shared_ptr<Communicator> world = make_mpi_world();
-  if (share) world = share_memory(std::move(world));
+  if (settings.shared && problem.empty()) world = share_memory(std::move(world));
   limit.reset();
-  note_rank_processes(*world);
+  if (problem.empty()) note_rank_processes(*world);
   Failure failure;
-  const int code = run_body(body, world, failure);
+  const int code = run_body(body, world, problem, failure);
   if (failure.failed) report(agreement, rank, size, failure);
   limit.emplace("the end of MPI", rank);
   world.reset();
@@ -268,9 +309,10 @@ LaunchInfo launch_info() {
 
 int run_world(const std::function<int(const std::shared_ptr<Communicator>& world)>& body) {
   const LaunchInfo info = launch_info();
-  if (info.mpi) return run_mpi_world(info, body);
+  const CollectiveSettings settings = collective_settings();
+  if (info.mpi) return run_mpi_world(info, body, settings);
   Failure failure;
-  const int code = run_body(body, make_single_communicator(), failure);
+  const int code = run_body(body, make_single_communicator(), settings.problem, failure);
   if (failure.failed) print_error({0}, 1, failure.message);
   return code;
 }

@@ -22,7 +22,9 @@ LaunchInfo launch_info();
 /// this host), otherwise a group of one without MPI. An exception is printed as "[rank N] error: ..." and
 /// ends every rank of the job (MPI_Abort) with the error's exit code; ranks that fail with the same message
 /// print it once ("[ranks 1, 3] error: ...", or "error: ..." for all of them), and when all ranks fail with
-/// no call in flight they leave without an abort.
+/// no call in flight they leave without an abort. SHOAL_COLLECTIVES, SHOAL_CHECK_COLLECTIVES and
+/// SHOAL_COLLECTIVE_TIMEOUT are read first; a value that is none, or one of the former two that differs
+/// between ranks, is a usage error of the job.
 int run_world(const std::function<int(const std::shared_ptr<Communicator>& world)>& body);
 
 /// "Open MPI 4.1.4" for `shoal --version`.

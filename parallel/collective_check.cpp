@@ -3,6 +3,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/base/error.h"
+#include "core/base/text.h"
+
 namespace shoal {
 
 namespace {
@@ -29,8 +32,11 @@ void compare_rows(const CheckedGroup& group, const Tensor& all, int64_t width) {
 
 bool collective_checks_enabled() {
   static const bool enabled = [] {
-    const char* value = std::getenv("SHOAL_CHECK_COLLECTIVES");
-    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+    const char* text = std::getenv("SHOAL_CHECK_COLLECTIVES");
+    const std::string_view value = text == nullptr ? "" : text;
+    if (value == "1") return true;
+    if (value.empty() || value == "0") return false;
+    throw UsageError(str("SHOAL_CHECK_COLLECTIVES: expected 0 or 1, got '", value, "'"));
   }();
   return enabled;
 }

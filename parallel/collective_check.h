@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-/// SHOAL_CHECK_COLLECTIVES is set, and not to 0.
+/// SHOAL_CHECK_COLLECTIVES is 1; unset, empty and 0 are no. Throws UsageError for anything else.
 bool collective_checks_enabled();
 
 struct CheckedGroup {

@@ -218,6 +218,21 @@ TEST(CheckpointStore, CK_09_EveryMismatchIsNamedInOneErrorOnAllRanks) {
   });
 }
 
+TEST(CheckpointStore, AnotherPrecisionIsOneLineAndNotOnePerTensor) {
+  const TempFolder folder;
+  save_with(1, folder.path(), 1,
+            {{"model/a", DType::f32, {4}}, {"model/b", DType::f32, {4}}, {"model/c", DType::f32, {4}}});
+  const auto group = make_single_communicator();
+  CheckpointStore store({folder.path()}, *group);
+  const auto state =
+      make_state({{"model/a", DType::f64, {4}}, {"model/b", DType::f64, {4}}, {"model/c", DType::f64, {4}}},
+                 0, 1, false);
+  const std::string text = error_of([&] { store.load(*store.find(), state); });
+  EXPECT_NE(text.find("model/a and 2 more: expected dtype f64, the checkpoint has f32"), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("model/b"), std::string::npos) << text;
+}
+
 TEST(CheckpointStore, ExtraTensorsAreRefusedUnlessAllowed) {
   const TempFolder folder;
   save_with(1, folder.path(), 1, test::mixed_model());

@@ -92,6 +92,31 @@ TEST(RunWorld, AUsageErrorWithCallsInFlightStillEndsTheJob) {
   EXPECT_GE(count(job.output, "error: config x: all ranks"), 1) << job.output;
 }
 
+TEST(RunWorld, RanksWithOtherCollectiveSettingsAreRefusedByName) {
+  const std::string program = " --allow-run-as-root --bind-to none " SHOAL_BINARY_DIR "/tests/mpi_test";
+  for (const auto& [setting, told] :
+       {std::pair{"SHOAL_COLLECTIVES=mpi", "SHOAL_COLLECTIVES: mpi on some ranks, auto on others"},
+        std::pair{"SHOAL_CHECK_COLLECTIVES=1", "SHOAL_CHECK_COLLECTIVES: 1 on some ranks"}}) {
+    const Outcome job =
+        run_command(str("SHOAL_TEST_PROBE=usage_on_all OMPI_MCA_mpi_yield_when_idle=1 timeout -k 5 60 mpirun "
+                        "--oversubscribe ",
+                        "-n 1 -x ", setting, program, " : -n 2", program));
+    EXPECT_EQ(job.exit_code, 2) << job.output;
+    EXPECT_EQ(count(job.output, told), 1) << job.output;
+    EXPECT_EQ(count(job.output, "error: all ranks must be started with the same environment"), 1)
+        << job.output;
+  }
+}
+
+TEST(RunWorld, RefusesVariablesOfCollectivesThatAreNoneAlsoOnOneRank) {
+  for (const char* name : {"SHOAL_COLLECTIVES", "SHOAL_CHECK_COLLECTIVES", "SHOAL_COLLECTIVE_TIMEOUT"}) {
+    const Outcome run = run_command(
+        str(name, "=fast SHOAL_TEST_PROBE=usage_on_all timeout 60 " SHOAL_BINARY_DIR "/tests/mpi_test"));
+    EXPECT_EQ(run.exit_code, 2) << run.output;
+    EXPECT_EQ(count(run.output, str("error: ", name, ": expected ")), 1) << run.output;
+  }
+}
+
 TEST(RunWorld, MP_01_AKilledRankEndsTheJob) {
   const Outcome job = run_probe_job("kill");
   EXPECT_EQ(job.exit_code, 134) << job.output;
