@@ -16,20 +16,21 @@ namespace shoal {
 enum class DType : uint8_t { f32, bf16, f64, i32, i64, u8 };
 
 /// bfloat16 storage: the upper half of an IEEE f32; conversions round to nearest even and keep NaN a NaN.
+/// constexpr, so that CUDA kernels may call them.
 struct BFloat16 {
   uint16_t bits = 0;
   BFloat16() = default;
-  explicit BFloat16(float value) {
+  constexpr explicit BFloat16(float value) {
     const auto u = std::bit_cast<uint32_t>(value);
     const bool nan = (u & 0x7FFFFFFFU) > 0x7F800000U;
     bits = static_cast<uint16_t>(nan ? (u >> 16) | 0x40U : (u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);
   }
   /// Loops that store by `y[i] = value` vectorise, whereas `y[i] = BFloat16(value)` does not.
-  BFloat16& operator=(float value) {
+  constexpr BFloat16& operator=(float value) {
     bits = BFloat16(value).bits;
     return *this;
   }
-  explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
+  constexpr explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
 
 int64_t dtype_size(DType dtype);  // bytes per element

@@ -7,67 +7,9 @@
 #include "core/backend/cpu/isa.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/cpu/vector_math.inc"
+#include "core/backend/functors/activation.inc"
 
 using cpu::Compute;
-
-// Phi(x) = erfc(-x / sqrt 2) / 2.
-inline double normal_cdf(double x) {
-  return 0.5 * std::erfc(-x * 0.70710678118654752);
-}
-
-// For z >= 0: erfc(z) = t * exp(p(t) - z^2), t = 2 / (2 + z). p is the degree 9 polynomial through the
-// Chebyshev points of t in [1/7, 1] (z in [0, 12]), as a polynomial in s = (7 t - 4) / 3; relative error 6e-8
-// before rounding, so that the lower tail of Phi, which multiplies a large x, stays accurate.
-inline float normal_cdf(float x) {
-  const float z = std::fabs(x) * 0.707106781F;
-  const float t = 2.0F / (2.0F + z);
-  const float s = (7.0F * t - 4.0F) * (1.0F / 3.0F);
-  float p = 7.694512202e-05F;
-  p = p * s + 6.954939913e-05F;
-  p = p * s - 6.808140261e-04F;
-  p = p * s - 1.327651614e-04F;
-  p = p * s + 4.309440914e-03F;
-  p = p * s - 1.788919625e-03F;
-  p = p * s - 3.190556053e-02F;
-  p = p * s + 1.932652775e-02F;
-  p = p * s + 5.856020115e-01F;
-  p = p * s - 5.748763576e-01F;
-  const float tail = 0.5F * t * fast_exp(p - z * z);
-  return x < 0 ? tail : 1.0F - tail;
-}
-
-struct Silu {
-  template <class T>
-  static T value(T x) {
-    return x / (T(1) + fast_exp(-x));
-  }
-  template <class T>
-  static T slope(T x) {
-    const T s = T(1) / (T(1) + fast_exp(-x));
-    return s * (T(1) + x * (T(1) - s));
-  }
-};
-struct Gelu {
-  template <class T>
-  static T value(T x) {
-    return x * normal_cdf(x);
-  }
-  template <class T>
-  static T slope(T x) {
-    return normal_cdf(x) + x * T(0.39894228040143268) * fast_exp(T(-0.5) * x * x);
-  }
-};
-struct Relu {
-  template <class T>
-  static T value(T x) {
-    return x > 0 ? x : T(0);
-  }
-  template <class T>
-  static T slope(T x) {
-    return x > 0 ? T(1) : T(0);
-  }
-};
 
 template <class F>
 void with_activation(Activation f, const F& body) {

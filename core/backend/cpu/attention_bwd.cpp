@@ -17,7 +17,7 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/attention_backward.inc"
 #include "core/backend/cpu/gemm_tile.inc"
-#include "core/backend/cpu/vector_math.inc"
+#include "core/backend/functors/vector_math.inc"
 
 /// Working memory of one thread. "Keys x C" tiles have kKeyBlock rows, "queries x C" tiles kMaxQueryBlock;
 /// scores are queries x kKeyBlock.

@@ -17,7 +17,7 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/attention_backward.inc"
 #include "core/backend/cpu/bf16_tile.inc"
-#include "core/backend/cpu/vector_math.inc"
+#include "core/backend/functors/vector_math.inc"
 
 constexpr int64_t kKeys = 128;
 constexpr int64_t kQueries = kMaxQueryBlock;

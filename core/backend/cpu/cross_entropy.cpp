@@ -8,7 +8,7 @@
 #include "core/backend/cpu/isa.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/cpu/vector_math.inc"
+#include "core/backend/functors/vector_math.inc"
 
 using cpu::Compute;
 

@@ -10,7 +10,7 @@
 // bf16_ also with SHOAL_ISA_avx512_bf16. Only the code between the two
 // macros is compiled for the set: headers stay portable, so no inline function of theirs can end up in the
 // program with instructions that the machine lacks. Therefore nothing may be included inside, except
-// the .inc files of this folder, which are written for it.
+// the .inc files of this folder and of core/backend/functors, which are written for it.
 #pragma once
 
 #include "core/tensor/kernel.h"

@@ -9,7 +9,7 @@
 #include "core/backend/cpu/isa.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/cpu/vector_math.inc"
+#include "core/backend/functors/vector_math.inc"
 
 template <class T>
 constexpr T kFloor = T(1e-20);  // added to every sum of scores that is divided by

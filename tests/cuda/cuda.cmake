@@ -1,0 +1,55 @@
+# The CUDA kernels as C++, run by the emulator: suite `cuda` of the Release and of the ASan build. The same sources
+# compiled with clang's TSan, which follows fibers well, and linked with the engine of the Release build:
+# cuda_tsan_test, which is built and run by tests/run.sh only.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  message(WARNING "The CUDA kernels are not tested: the emulator needs an x86-64 processor")
+  return()
+endif()
+if(SHOAL_SANITIZE STREQUAL "thread")
+  return()
+endif()
+
+shoal_test_folder(cuda cuda)
+file(GLOB cuda_test_sources CONFIGURE_DEPENDS cuda/*.cpp)
+file(GLOB cuda_emulator_sources CONFIGURE_DEPENDS cuda/emulator/*.cpp)
+target_sources(cuda_test PRIVATE cuda/main.cpp ${cuda_emulator_sources} ${SHOAL_CUDA_SOURCES})
+target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)
+set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
+if(SHOAL_SANITIZE)  # unlike tests, kernels are checked by UBSan; and fibers are slow without optimisation
+  set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS
+    "-O1;-fsanitize=undefined;-fno-sanitize-recover=all")
+  set_source_files_properties(${cuda_emulator_sources} PROPERTIES COMPILE_OPTIONS -O1)
+endif()
+
+find_program(SHOAL_CLANGXX NAMES clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14)
+if(SHOAL_SANITIZE)
+  return()
+endif()
+if(NOT SHOAL_CLANGXX)
+  message(WARNING "No clang++ was found: the CUDA kernels are not searched for data races")
+  return()
+endif()
+set(tsan_objects "")
+foreach(source IN LISTS SHOAL_CUDA_SOURCES cuda_test_sources cuda_emulator_sources)
+  get_filename_component(name ${source} NAME)
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan/${name}.o)
+  set(flags -fsanitize=thread)
+  if(source MATCHES "/emulator/")
+    set(flags "")  # its own memory is no matter of kernels
+  endif()
+  add_custom_command(OUTPUT ${object}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${SHOAL_CLANGXX} -std=c++20 -O1 -g1 -Wall -Wno-unknown-pragmas ${flags}
+            -DSHOAL_EMULATOR_TSAN -I${CMAKE_SOURCE_DIR} -I${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator
+            -MD -MF ${object}.d -x c++ -c ${source} -o ${object}
+    DEPENDS ${source} DEPFILE ${object}.d COMMENT "clang++ -fsanitize=thread ${name}" COMMAND_EXPAND_LISTS VERBATIM)
+  list(APPEND tsan_objects ${object})
+endforeach()
+set(tsan_engine $<TARGET_OBJECTS:core> $<TARGET_OBJECTS:cpu_scalar> $<TARGET_OBJECTS:cpu_gemm>)
+set(tsan_program ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan_test)
+add_custom_command(OUTPUT ${tsan_program}
+  COMMAND ${SHOAL_CLANGXX} -fsanitize=thread -o ${tsan_program} ${tsan_objects} ${tsan_engine}
+          $<TARGET_FILE:GTest::gtest> ${YAMLCPP_LINK_LIBRARIES} ${OPENBLAS_LIBRARY} ${OpenMP_gomp_LIBRARY} -lpthread -ldl
+  DEPENDS ${tsan_objects} core cpu_scalar cpu_gemm ${tsan_engine}
+  COMMENT "linking cuda_tsan_test" COMMAND_EXPAND_LISTS VERBATIM)
+add_custom_target(cuda_tsan_test DEPENDS ${tsan_program})

@@ -1,0 +1,186 @@
+// Compiled without -fsanitize=thread even in the TSan build: the emulator's own memory is no matter of
+// kernels.
+#include "tests/cuda/emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+
+#include "core/base/error.h"
+
+#if !defined(__x86_64__)
+#error "the emulator switches stacks of x86-64 only; configure with -DSHOAL_CUDA_TESTS=OFF"
+#endif
+
+extern "C" {
+void shoal_swap_stacks(void** save, void* load);
+#ifdef SHOAL_EMULATOR_TSAN
+void* __tsan_get_current_fiber(void);
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+#endif
+#ifdef __SANITIZE_ADDRESS__
+void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t bytes);
+void __sanitizer_finish_switch_fiber(void* saved, const void** old_bottom, size_t* old_bytes);
+void __asan_poison_memory_region(const volatile void* data, size_t bytes);
+void __asan_unpoison_memory_region(const volatile void* data, size_t bytes);
+#endif
+}
+
+// Saves what a called function must preserve (System V ABI), changes the stack, restores it from there.
+asm(R"(
+  .text
+  .globl shoal_swap_stacks
+  .type shoal_swap_stacks, @function
+shoal_swap_stacks:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size shoal_swap_stacks, .-shoal_swap_stacks
+)");
+
+namespace shoal::emulator {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr int kSavedRegisters = 6;
+Fiber* os_thread = nullptr;  // the fiber whose stack ASan tells at the first switch away from it
+
+#ifdef SHOAL_EMULATOR_TSAN
+constexpr size_t kUsedStack = size_t{32} << 10;  // as deep as kernels go; its traces are wiped
+constexpr unsigned kNoOrder = 1;                 // __tsan_switch_to_fiber_no_sync
+
+void new_tsan_thread(Fiber& fiber) {
+  if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
+  fiber.tsan = __tsan_create_fiber(0);
+  void* top = fiber.stack + fiber.stack_bytes - kUsedStack;
+  mmap(top, kUsedStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+#endif
+
+}  // namespace
+
+void adopt_thread(Fiber& fiber) {
+  os_thread = &fiber;
+#ifdef SHOAL_EMULATOR_TSAN
+  fiber.tsan = __tsan_get_current_fiber();
+#endif
+}
+
+void prepare(Fiber& fiber, void (*entry)()) {
+  if (fiber.stack == nullptr) {
+    char* pages = map_pages(Fiber::kStackBytes + kPage);
+    mprotect(pages, kPage, PROT_NONE);  // an overflow of the stack is a crash, not a riddle
+    fiber.stack = pages + kPage;
+    fiber.stack_bytes = Fiber::kStackBytes;
+  }
+#ifdef SHOAL_EMULATOR_TSAN
+  new_tsan_thread(fiber);
+#endif
+  allow(fiber.stack, fiber.stack_bytes);
+  fiber.asan_stack = nullptr;
+  auto** top = reinterpret_cast<void**>(fiber.stack + fiber.stack_bytes);
+  *--top = nullptr;  // where entry would return to; also aligns the stack as a call does
+  *--top = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < kSavedRegisters; i++) *--top = nullptr;
+  fiber.stack_pointer = top;
+}
+
+void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ended) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(ended ? nullptr : &from.asan_stack, to.stack, to.stack_bytes);
+#endif
+#ifdef SHOAL_EMULATOR_TSAN
+  __tsan_switch_to_fiber(to.tsan, kNoOrder);
+#endif
+  shoal_swap_stacks(&from.stack_pointer, to.stack_pointer);
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(from.asan_stack, nullptr, nullptr);
+#endif
+}
+
+void fiber_started() {
+#ifdef __SANITIZE_ADDRESS__
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+  __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+  if (os_thread->stack == nullptr) {  // the first fiber comes from there
+    os_thread->stack = static_cast<char*>(const_cast<void*>(bottom));
+    os_thread->stack_bytes = bytes;
+  }
+#endif
+}
+
+void order_release([[maybe_unused]] void* address) {
+#ifdef SHOAL_EMULATOR_TSAN
+  __tsan_release(address);
+#endif
+}
+
+void order_acquire([[maybe_unused]] void* address) {
+#ifdef SHOAL_EMULATOR_TSAN
+  __tsan_acquire(address);
+#endif
+}
+
+void order_release_of([[maybe_unused]] Fiber& fiber, [[maybe_unused]] Fiber& running,
+                      [[maybe_unused]] void* address) {
+#ifdef SHOAL_EMULATOR_TSAN
+  __tsan_switch_to_fiber(fiber.tsan, kNoOrder);
+  __tsan_release(address);
+  __tsan_switch_to_fiber(running.tsan, kNoOrder);
+#endif
+}
+
+void forbid([[maybe_unused]] const void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_poison_memory_region(data, bytes);
+#endif
+}
+
+void allow([[maybe_unused]] const void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(data, bytes);
+#endif
+}
+
+char* map_pages(size_t bytes) {
+  void* data =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  SHOAL_CHECK(data != MAP_FAILED, "emulator: cannot map ", bytes, " bytes");
+  return static_cast<char*>(data);
+}
+
+void unmap_pages(char* data, size_t bytes) {
+  munmap(data, bytes);
+}
+
+// Volatile, because a call of memcpy would go through TSan's.
+void copy_unseen(void* to, const void* from, size_t bytes) {
+  auto* out = static_cast<volatile char*>(to);
+  const auto* in = static_cast<const volatile char*>(from);
+  for (size_t i = 0; i < bytes; i++) out[i] = in[i];
+}
+
+void fill_unseen(void* to, unsigned char value, size_t bytes) {
+  auto* out = static_cast<volatile unsigned char*>(to);
+  for (size_t i = 0; i < bytes; i++) out[i] = value;
+}
+
+}  // namespace shoal::emulator
