@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs all tests; the last line reads `N passed, N failed, N skipped` (gtest cases, summed over all
 # builds). Exit status 0 only when nothing failed.
-#   tests/run.sh                 Release, each instruction set, ASan + UBSan, TSan
+#   tests/run.sh                 Release, each instruction set, CUDA kernels emulated, ASan + UBSan, TSan
 #   tests/run.sh --quick         Release only
 #   tests/run.sh --only PATTERN  only the cases that match the gtest filter PATTERN
 # A binary that crashes, hangs or runs nothing counts as one failed test.
@@ -244,6 +244,30 @@ tsan_stage() {
     "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
 }
 
+# CUDA kernels: nvcc must take them, and the emulator with TSan must find no race and need every barrier.
+cuda_stage() {
+  local targets=() has
+  has=$(ninja -C build -t targets all 2>/dev/null | grep -oE '^(cuda_compile|cuda_tsan):')
+  for target in cuda_compile cuda_tsan; do
+    if grep -qx "$target:" <<<"$has"; then targets+=("$target"); else echo "  not run: $target, its compiler is missing"; fi
+  done
+  [[ ${#targets[@]} -eq 0 ]] || build build "${targets[@]}" -- -DCMAKE_BUILD_TYPE=Release -DSHOAL_BENCH=ON || return
+  if [[ ! -x build/tests/cuda_test ]]; then
+    echo "  not run: CUDA kernels in the emulator, this processor is not x86-64"
+    return
+  fi
+  printf '== build: CUDA kernels in the emulator\n'
+  if [[ -x build/tests/cuda_tsan_test ]]; then
+    local label="cuda[tsan]" status=0 started=$SECONDS
+    timeout 600 env GTEST_FILTER="${only:-*}" GTEST_OUTPUT="json:$results/$label.json" build/tests/cuda_tsan_test \
+      >"$results/$label.log" 2>&1 || status=$?
+    echo "$status" >"$results/$label.status"
+    echo $((SECONDS - started)) >"$results/$label.seconds"
+    collect "$label"
+  fi
+  [[ -n $only ]] || tests/cuda/mutate.sh build || fail "cuda: a barrier that no test needs"
+}
+
 # A function, so that editing this file during a run does no harm: bash reads scripts piece by piece.
 main() {
   launch/setup.sh || {
@@ -258,6 +282,7 @@ main() {
   run_all build "" no_filters ""
   if [[ $quick -eq 0 ]]; then
     isa_stage
+    cuda_stage
     asan_stage
     tsan_stage
   fi

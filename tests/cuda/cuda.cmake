@@ -1,6 +1,6 @@
 # The CUDA kernels as C++, run by the emulator: suite `cuda` of the Release and of the ASan build. The same sources
 # compiled with clang's TSan, which follows fibers well, and linked with the engine of the Release build:
-# cuda_tsan_test, which is built and run by tests/run.sh only.
+# target cuda_tsan, program cuda_tsan_test, which is built and run by tests/run.sh only.
 if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   message(WARNING "The CUDA kernels are not tested: the emulator needs an x86-64 processor")
   return()
@@ -52,4 +52,4 @@ add_custom_command(OUTPUT ${tsan_program}
           $<TARGET_FILE:GTest::gtest> ${YAMLCPP_LINK_LIBRARIES} ${OPENBLAS_LIBRARY} ${OpenMP_gomp_LIBRARY} -lpthread -ldl
   DEPENDS ${tsan_objects} core cpu_scalar cpu_gemm ${tsan_engine}
   COMMENT "linking cuda_tsan_test" COMMAND_EXPAND_LISTS VERBATIM)
-add_custom_target(cuda_tsan_test DEPENDS ${tsan_program})
+add_custom_target(cuda_tsan DEPENDS ${tsan_program})
