@@ -6,7 +6,7 @@ namespace shoal::testing {
 namespace {
 
 constexpr double kEps = 1e-5;
-const Shape kShapes[] = {{0, 8}, {1, 1}, {1, 7}, {3, 5}, {2, 3, 16}, {11, 131}, {7, 520}};
+const Shape kShapes[] = {{0, 8}, {1, 1}, {1, 7}, {3, 5}, {2, 3, 16}, {11, 131}, {7, 520}, {5, 523}};
 
 struct Case {
   bool layer, residual, bias, mixed;  // mixed: an f32 residual stream and bf16 y

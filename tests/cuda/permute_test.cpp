@@ -66,6 +66,7 @@ TEST(CudaPermute, RowsMoveThereAndBackAsOnTheCpu) {
     expect_like_cpu(inputs_for(1, 1, 1), dtype, there_and_back, tolerance);
     expect_like_cpu(inputs_for(5, 2, 7), dtype, there_and_back, tolerance);
     expect_like_cpu(inputs_for(9, 3, 520), dtype, there_and_back, tolerance);
+    expect_like_cpu(inputs_for(6, 2, 523), dtype, there_and_back, tolerance);
   }
 }
 

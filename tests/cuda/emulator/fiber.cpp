@@ -63,14 +63,13 @@ constexpr int kSavedRegisters = 6;
 Fiber* os_thread = nullptr;  // the fiber whose stack ASan tells at the first switch away from it
 
 #ifdef SHOAL_EMULATOR_TSAN
-constexpr size_t kUsedStack = size_t{32} << 10;  // as deep as kernels go; its traces are wiped
+constexpr size_t kUsedStack = size_t{16} << 10;  // as deep as kernels go; its traces are wiped
 constexpr unsigned kNoOrder = 1;                 // __tsan_switch_to_fiber_no_sync
 
 void new_tsan_thread(Fiber& fiber) {
   if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
   fiber.tsan = __tsan_create_fiber(0);
-  void* top = fiber.stack + fiber.stack_bytes - kUsedStack;
-  mmap(top, kUsedStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  renew_pages(fiber.stack + fiber.stack_bytes - kUsedStack, kUsedStack);
 }
 #endif
 
@@ -167,8 +166,10 @@ char* map_pages(size_t bytes) {
   return static_cast<char*>(data);
 }
 
-void unmap_pages(char* data, size_t bytes) {
-  munmap(data, bytes);
+void renew_pages(char* data, size_t bytes) {
+  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  if (whole == 0) return;
+  mmap(data, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
 
 // Volatile, because a call of memcpy would go through TSan's.

@@ -38,7 +38,8 @@ void allow(const void* data, size_t bytes);
 
 /// New zeroed pages, of which the sanitizers have seen nothing.
 char* map_pages(size_t bytes);
-void unmap_pages(char* data, size_t bytes);
+/// Makes pages, which were mapped so, new again. `bytes` is rounded up to whole pages.
+void renew_pages(char* data, size_t bytes);
 
 /// memcpy and memset that TSan does not see.
 void copy_unseen(void* to, const void* from, size_t bytes);

@@ -148,8 +148,7 @@ void leave_warp(Thread& thread) {
 
 void start_shared_memory(Block& block, size_t dynamic_bytes) {
 #ifdef SHOAL_EMULATOR_TSAN
-  if (block.arena != nullptr) unmap_pages(block.arena, kArena);  // TSan must not remember the block before
-  block.arena = nullptr;
+  if (block.arena != nullptr) renew_pages(block.arena, block.used);  // TSan must not remember the last block
 #endif
   if (block.arena == nullptr) block.arena = map_pages(kArena);
   forbid(block.arena, kArena);
