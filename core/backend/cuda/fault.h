@@ -17,6 +17,7 @@ long long* fault_record(Device device);
 /// Throws Error when something was reported since the last call. Waits for the current stream.
 void check_faults(Device device);
 
+/// Called by kernels: index number `position` is wrong.
 SHOAL_DEVICE void report_fault(long long* record, FaultKind kind, int64_t position) {
   atomicMin(record, static_cast<long long>(position * kFaultKinds + static_cast<int64_t>(kind)));
 }

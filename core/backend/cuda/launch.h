@@ -82,6 +82,7 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
 }
 #endif
 
+/// Null for an undefined tensor.
 template <class T>
 T* data_or_null(const Tensor& t) {
   return t.defined() ? t.data<T>() : nullptr;

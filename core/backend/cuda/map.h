@@ -9,6 +9,7 @@
 
 namespace shoal::cuda {
 
+/// N elements per thread and time; the last count % N one by one.
 template <int N, class Body>
 __global__ void map_kernel(int64_t count, Body body) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x,
@@ -20,6 +21,7 @@ __global__ void map_kernel(int64_t count, Body body) {
   }
 }
 
+/// N columns per thread and time: N divides width. Rows along y of the grid.
 template <int N, class Body>
 __global__ void map_rows_kernel(int64_t num_rows, int64_t width, Body body) {
   const int64_t first = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;

@@ -9,7 +9,7 @@
 #include "core/base/error.h"
 
 #if !defined(__x86_64__)
-#error "the emulator switches stacks of x86-64 only; configure with -DSHOAL_CUDA_TESTS=OFF"
+#error "the emulator switches stacks of x86-64 only"
 #endif
 
 extern "C" {
