@@ -101,7 +101,8 @@ TEST(CudaElementwise, SigmoidAndItsGradientAreThoseOfTheCpu) {
 
 TEST(CudaElementwise, RowsAreScaledAndTheGradientOfTheScaleIsTheirDotProduct) {
   for (const DType dtype : kFloats) {
-    for (const Shape& shape : {Shape{0, 8}, Shape{1, 1}, Shape{9, 8}, Shape{11, 67}, Shape{4, 1024}, Shape{7, 523}}) {
+    for (const Shape& shape :
+         {Shape{0, 8}, Shape{1, 1}, Shape{9, 8}, Shape{11, 67}, Shape{4, 1024}, Shape{7, 523}}) {
       const Tensors inputs = {normal(shape, 1), normal(shape, 2), normal({shape[0]}, 3)};
       expect_like_cpu(
           inputs, dtype,

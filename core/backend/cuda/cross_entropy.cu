@@ -31,7 +31,8 @@ template <class C>
 struct Softmax {
   C top = -static_cast<C>(INFINITY), total = 0;
   SHOAL_DEVICE void add(C value) {
-    if (value == -static_cast<C>(INFINITY)) return;  // adds nothing, and is no start for the differences below
+    if (value == -static_cast<C>(INFINITY))
+      return;  // adds nothing, and is no start for the differences below
     if (value > top) {
       total *= fast_exp(top - value);
       top = value;

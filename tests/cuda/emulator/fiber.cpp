@@ -77,6 +77,7 @@ void new_tsan_thread(Fiber& fiber) {
 
 void adopt_thread(Fiber& fiber) {
   os_thread = &fiber;
+  fiber.stack = nullptr;  // unknown yet; another OS thread has another one
 #ifdef SHOAL_EMULATOR_TSAN
   fiber.tsan = __tsan_get_current_fiber();
 #endif

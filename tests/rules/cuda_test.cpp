@@ -1,0 +1,82 @@
+// CUDA kernels mirror those of the CPU, and are written so that the emulator can run them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "core/base/error.h"
+#include "tests/rules/source_tree.h"
+
+namespace shoal::rules {
+
+namespace {
+
+constexpr const char* kCudaFolder = "core/backend/cuda/";
+
+/// Names of the kernels that a file adds for a device: "add_fwd" in `add_fwd.add(DeviceType::cuda, ...)`.
+std::set<std::string> kernels_of(const SourceFile& file, const std::string& device) {
+  const std::regex add("(\\w+)\\.add\\(DeviceType::" + device + "\\b");
+  std::set<std::string> names;
+  for (const std::string& line : file.code) {
+    for (std::sregex_iterator it(line.begin(), line.end(), add), end; it != end; ++it) names.insert((*it)[1]);
+  }
+  return names;
+}
+
+/// What a kernel file may not hold, since only one of the two compilers understands it.
+std::vector<std::string> portability_violations(const SourceFile& file) {
+  static const std::regex kForbidden(
+      R"((__shared__|<<<|>>>|\basm\b|__CUDACC__|__CUDA_ARCH__|\b(threadIdx|blockDim)\.[yz]|\bcuda[A-Z]\w+))");
+  std::vector<std::string> found;
+  if (!file.path.starts_with(kCudaFolder) || file.path.starts_with("core/backend/cuda/launch.")) return found;
+  std::smatch match;
+  for (size_t i = 0; i < file.code.size(); i++) {
+    if (std::regex_search(file.code[i], match, kForbidden)) {
+      found.push_back(
+          violation(file, i + 1, str("'", match[1].str(), "' belongs into core/backend/cuda/launch.h")));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST(CudaRules, KernelFilesHaveTheKernelsOfTheirCpuTwins) {
+  std::map<std::string, std::set<std::string>> cpu;
+  for (const SourceFile& file : all_sources()) cpu[file.path] = kernels_of(file, "cpu");
+  size_t num_kernels = 0;
+  for (const SourceFile& file : all_sources()) {
+    const std::set<std::string> names = kernels_of(file, "cuda");
+    if (!file.path.ends_with(".cu") || names.empty()) continue;
+    const std::string stem = file.path.substr(std::string(kCudaFolder).size());
+    EXPECT_EQ(names, cpu["core/backend/cpu/" + stem.substr(0, stem.size() - 3) + ".cpp"]) << file.path;
+    num_kernels += names.size();
+  }
+  EXPECT_GE(num_kernels, 30U);
+}
+
+TEST(CudaRules, KernelsAreWrittenForBothCompilers) {
+  std::vector<std::string> found;
+  for (const SourceFile& file : all_sources()) {
+    const auto more = portability_violations(file);
+    found.insert(found.end(), more.begin(), more.end());
+  }
+  EXPECT_TRUE(found.empty()) << listing(found);
+}
+
+TEST(CudaRules, AViolationIsFoundAndNamed) {
+  EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.cu", "\n__shared__ int a[3];\n")),
+            std::vector<std::string>{
+                "core/backend/cuda/x.cu:2: '__shared__' belongs into core/backend/cuda/launch.h"});
+  EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.cu", "k<<<1, 2>>>();\n")).size(), 1U);
+  EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.h", "cudaMalloc(&p, 3);\n")).size(), 1U);
+  EXPECT_TRUE(
+      portability_violations(make_source("core/backend/cuda/launch.h", "__shared__ int a;\n")).empty());
+  EXPECT_EQ(
+      kernels_of(make_source("a.cu", "  a.add(DeviceType::cuda, &f), b.add(DeviceType::cpu, &g),\n"), "cuda"),
+      std::set<std::string>{"a"});
+}
+
+}  // namespace shoal::rules
