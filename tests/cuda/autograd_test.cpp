@@ -19,6 +19,7 @@ Tensors train(const Tensors& inputs) {
   const Device device = inputs[0].device();
   const DType dtype = inputs[0].dtype(), stats = stats_dtype(dtype);
   std::vector<Leaf> leaves(2);
+  for (Leaf& leaf : leaves) leaf.grad_dtype = stats;
   Tensor table = inputs[0].clone(), weight = as(inputs[1], stats);
   table.grad_ref.leaf = &leaves[0];
   weight.grad_ref.leaf = &leaves[1];

@@ -28,7 +28,7 @@ std::set<std::string> kernels_of(const SourceFile& file, const std::string& devi
 /// What a kernel file may not hold, since only one of the two compilers understands it.
 std::vector<std::string> portability_violations(const SourceFile& file) {
   static const std::regex kForbidden(
-      R"((__shared__|<<<|>>>|\basm\b|__CUDACC__|__CUDA_ARCH__|\b(threadIdx|blockDim)\.[yz]|\bcuda[A-Z]\w+))");
+      R"((__shared__|<<<|\basm\b|__CUDACC__|__CUDA_ARCH__|\b(threadIdx|blockDim)\.[yz]|\bcuda[A-Z]\w+))");
   std::vector<std::string> found;
   if (!file.path.starts_with(kCudaFolder) || file.path.starts_with("core/backend/cuda/launch.")) return found;
   std::smatch match;

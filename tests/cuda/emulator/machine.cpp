@@ -16,6 +16,9 @@ namespace {
 
 int races_reported = 0;
 
+/// Thrown by fault() and caught at the bottom of the fiber, so that what the kernel's frames own is freed.
+struct KernelStopped {};
+
 Options options_of_environment() {
   Options out;
   if (const char* skip = std::getenv("SHOAL_EMULATOR_SKIP")) out.skip = skip;
@@ -54,9 +57,10 @@ void run(Thread* thread) {
   switch_fiber(from->fiber, thread->fiber, from->ended && from != &s.host);
 }
 
-[[noreturn]] void end_launch(std::string message) {
+/// Ends the kernel with launch.fault. Nothing on the fiber's stack is destroyed any more, so it must own
+/// nothing.
+[[noreturn]] void end_launch() {
   State& s = state();
-  s.launch.fault = std::move(message);
   order_release(&s.launch.end_order);
   s.current->ended = true;
   run(&s.host);
@@ -78,11 +82,27 @@ std::string deadlock_message() {
   return message;
 }
 
+void report_deadlock() {
+  state().launch.fault = deadlock_message();
+}
+
 /// Runs others until this thread is ready again; for ever when it has ended.
 void run_others() {
   Thread* next = take_ready();
-  if (next == nullptr) end_launch(deadlock_message());
+  if (next == nullptr) {
+    report_deadlock();
+    end_launch();
+  }
   run(next);
+}
+
+void run_kernel(Thread& me) {
+  (*state().launch.body)();
+  const Block& block = *me.block;
+  if (!block.waiting.empty()) {
+    fault(str("divergent barrier: this thread ends, others wait at ", text_of(block.barrier_site)));
+  }
+  leave_warp(me);
 }
 
 void thread_main() {
@@ -91,13 +111,15 @@ void thread_main() {
   Thread* me = s.current;
   order_acquire(&s.launch.start_order);
   order_acquire(&me->block->start_order);
-  (*s.launch.body)();
-  order_release(&s.launch.end_order);
   Block& block = *me->block;
-  if (!block.waiting.empty()) {
-    fault(str("divergent barrier: this thread ends, others wait at ", text_of(block.barrier_site)));
+  bool stopped = false;
+  try {
+    run_kernel(*me);
+  } catch (const KernelStopped&) {
+    stopped = true;
   }
-  leave_warp(*me);
+  if (stopped) end_launch();
+  order_release(&s.launch.end_order);
   me->ended = true;
   block.running--;
   if (block.running == 0) {
@@ -271,8 +293,9 @@ void before_atomic() {
 
 void fault(const std::string& message) {
   const Thread& t = *state().current;
-  end_launch(str("kernel ", state().launch.kernel, " block ", text_of(t.block->index), " thread ",
-                 text_of(t.index), ": ", message));
+  state().launch.fault = str("kernel ", state().launch.kernel, " block ", text_of(t.block->index), " thread ",
+                             text_of(t.index), ": ", message);
+  throw KernelStopped{};
 }
 
 void run_grid(const char* kernel, Index3 grid, Index3 block, size_t shared_bytes,
