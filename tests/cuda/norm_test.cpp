@@ -53,6 +53,10 @@ Tensors forward_and_backward(const Case& c, const Tensors& in) {
   only_sums.dweight = as(in[6], stats).clone();
   if (c.bias) only_sums.dbias = as(in[6], stats).clone();
   (c.layer ? layer_norm_bwd : rms_norm_bwd)(device, only_sums);
+  NormBackward only_bias = only_sums;  // the sums of a frozen weight are not made
+  only_bias.dweight = {};
+  if (c.bias) only_bias.dbias = as(in[6], stats).clone();
+  (c.layer ? layer_norm_bwd : rms_norm_bwd)(device, only_bias);
   return {f.y,
           f.sum,
           f.mean_T,
@@ -63,7 +67,8 @@ Tensors forward_and_backward(const Case& c, const Tensors& in) {
           b.dbias,
           only_dx.dx,
           only_sums.dweight,
-          only_sums.dbias};
+          only_sums.dbias,
+          only_bias.dbias};
 }
 
 constexpr Case kCases[] = {{false, false, false, false}, {false, true, false, false},
