@@ -49,7 +49,7 @@ set(tsan_engine $<TARGET_OBJECTS:core> $<TARGET_OBJECTS:cpu_scalar> $<TARGET_OBJ
 set(tsan_program ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan_test)
 add_custom_command(OUTPUT ${tsan_program}
   COMMAND ${SHOAL_CLANGXX} -fsanitize=thread -o ${tsan_program} ${tsan_objects} ${tsan_engine}
-          $<TARGET_FILE:GTest::gtest> ${YAMLCPP_LINK_LIBRARIES} ${OPENBLAS_LIBRARY} ${OpenMP_gomp_LIBRARY} -lpthread -ldl
+          $<TARGET_FILE:GTest::gtest> ${YAMLCPP_LINK_LIBRARIES} ${OPENBLAS_LIBRARY} -lpthread -ldl
   DEPENDS ${tsan_objects} core cpu_scalar cpu_gemm ${tsan_engine}
   COMMENT "linking cuda_tsan_test" COMMAND_EXPAND_LISTS VERBATIM)
 add_custom_target(cuda_tsan DEPENDS ${tsan_program})
