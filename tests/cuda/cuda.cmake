@@ -12,8 +12,11 @@ endif()
 shoal_test_folder(cuda cuda)
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS cuda/*.cpp)
 file(GLOB cuda_emulator_sources CONFIGURE_DEPENDS cuda/emulator/*.cpp)
-target_sources(cuda_test PRIVATE cuda/main.cpp ${cuda_emulator_sources} ${SHOAL_CUDA_SOURCES})
+file(GLOB cuda_standin_sources CONFIGURE_DEPENDS cuda/standin/*.cpp)
+target_sources(cuda_test PRIVATE cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
+               ${SHOAL_CUDA_SOURCES} ${SHOAL_CUDA_HOST_SOURCES})
 target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)
+target_include_directories(cuda_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})  # for host code and stand-ins
 set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
 if(SHOAL_SANITIZE)  # unlike tests, kernels are checked by UBSan; and fibers are slow without optimisation
   set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS
@@ -30,17 +33,21 @@ if(NOT SHOAL_CLANGXX)
   return()
 endif()
 set(tsan_objects "")
-foreach(source IN LISTS SHOAL_CUDA_SOURCES cuda_test_sources cuda_emulator_sources)
+set(cuda_header_flags ${CUDAToolkit_INCLUDE_DIRS})
+list(TRANSFORM cuda_header_flags PREPEND -isystem)
+foreach(source IN LISTS SHOAL_CUDA_SOURCES SHOAL_CUDA_HOST_SOURCES cuda_test_sources cuda_emulator_sources
+               cuda_standin_sources)
   get_filename_component(name ${source} NAME)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan/${name}.o)
   set(flags -fsanitize=thread)
-  if(source MATCHES "/emulator/")
+  if(source MATCHES "/cuda/(emulator|standin)/")
     set(flags "")  # its own memory is no matter of kernels
   endif()
   add_custom_command(OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda_tsan
     COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${SHOAL_CLANGXX} -std=c++20 -O1 -g1 -Wall -Wno-unknown-pragmas ${flags}
             -DSHOAL_EMULATOR_TSAN -I${CMAKE_SOURCE_DIR} -I${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator
+            ${cuda_header_flags}
             -MD -MF ${object}.d -x c++ -c ${source} -o ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMENT "clang++ -fsanitize=thread ${name}" COMMAND_EXPAND_LISTS VERBATIM)
   list(APPEND tsan_objects ${object})

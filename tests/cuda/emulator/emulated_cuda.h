@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tests/cuda/emulator/machine.h"
+#include "tests/cuda/standin/streams.h"
 
 #define __global__
 #define __device__
@@ -24,9 +25,6 @@
 #define blockDim (::shoal::emulator::block_size())
 #define gridDim (::shoal::emulator::grid_size())
 
-struct CUstream_st;
-using cudaStream_t = CUstream_st*;
-
 // A variable of the block; the key tells it from others, and exists once per instantiation of a kernel.
 #define SHOAL_SHARED(T, name, count)                            \
   static const char name##_key = 0;                             \
@@ -38,12 +36,13 @@ using cudaStream_t = CUstream_st*;
 
 namespace shoal::emulator {
 
-/// Runs a kernel at once; streams are not emulated.
+/// Puts a kernel into the stream, with copies of its arguments.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), Index3 grid, Index3 block, size_t shared_bytes,
-            cudaStream_t, const Args&... args) {
-  std::tuple<std::decay_t<Params>...> copies(args...);  // as the driver does
-  run_grid(name, grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+            cudaStream_t stream, const Args&... args) {
+  standin::enqueue(stream, name, [=, copies = std::tuple<std::decay_t<Params>...>(args...)] {
+    run_grid(name, grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  });
 }
 
 enum class Lane : uint8_t { index, down, up, exclusive_or };
