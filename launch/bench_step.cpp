@@ -7,6 +7,7 @@
 #include "launch/engine_options.h"
 #include "launch/memory.h"
 #include "launch/profile.h"
+#include "parallel/device_world.h"
 
 namespace shoal {
 
@@ -39,7 +40,7 @@ ProfileSummary bench_step(const LoadedConfig& loaded, const BenchOptions& option
   const TrainConfig& config = loaded.config;
   const ParallelLayout layout = layout_of(config, world->size());
   const int64_t vocab = expected_vocab_size(config);
-  const Mesh mesh(world, layout);
+  const Mesh mesh(device_world(world, device_of(config)), layout);
   const Ceilings ceilings = measure_ceilings(config.run.dtype(), *world);
   TrainEngine engine(engine_options(config, vocab), mesh);
   const int64_t micro = micro_batch_of(config, layout),

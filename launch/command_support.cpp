@@ -18,6 +18,7 @@
 #include "launch/memory.h"
 #include "launch/run_folder.h"
 #include "parallel/bootstrap.h"
+#include "parallel/device_world.h"
 
 namespace shoal {
 
@@ -212,7 +213,7 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   require_memory(run.loaded, memory, *world);
   TrainedModel out;
   out.step = found->step;
-  out.mesh = std::make_unique<Mesh>(world, layout_of(config, world->size()));
+  out.mesh = std::make_unique<Mesh>(device_world(world, device_of(config)), layout_of(config, world->size()));
   EngineOptions options = engine_options(config, vocab_size);
   options.optimizer = kIdleOptimizer;
   out.engine = std::make_unique<TrainEngine>(options, *out.mesh);

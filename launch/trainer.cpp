@@ -20,6 +20,7 @@
 #include "launch/run_folder.h"
 #include "launch/stop_signals.h"
 #include "parallel/bootstrap.h"
+#include "parallel/device_world.h"
 
 namespace shoal {
 
@@ -66,7 +67,7 @@ void Trainer::build() {
   const ParallelLayout layout = layout_of(config_, world_->size());
   data_ = open_data(config_, loaded_.tree, *world_);
   require_memory(loaded_, estimate_memory(config_, layout, data_.vocab_size), *world_);
-  mesh_ = std::make_unique<Mesh>(world_, layout);
+  mesh_ = std::make_unique<Mesh>(device_world(world_, device_), layout);
   micro_batch_ = micro_batch_of(config_, layout);
   num_micro_batches_ = config_.data.global_batch / (micro_batch_ * layout.dp);
 

@@ -21,8 +21,11 @@ std::string CheckedCommunicator::where(const char* call) const {
 
 void CheckedCommunicator::check_tensor(const char* call, const Tensor& tensor, const char* which) const {
   SHOAL_CHECK(tensor.defined(), where(call), ": ", which, " is undefined; pass an empty tensor instead");
-  SHOAL_CHECK(tensor.device().type == DeviceType::cpu, where(call), ": ", which, " is on ", tensor.device(),
-              "; this communicator moves cpu memory");
+  // A group of one copies, which any device can.
+  SHOAL_CHECK(
+      size_ == 1 || carries(tensor.device()), where(call), ": ", which, " is on ", tensor.device(),
+      "; this communicator moves cpu memory; make groups from device_world() (parallel/device_world.h) "
+      "for tensors of devices");
 }
 
 void CheckedCommunicator::check_rows(const Tensor& tensor, std::span<const int64_t> rows,
@@ -46,6 +49,9 @@ CollectiveId CheckedCommunicator::next_id(const CollectiveCall& call) {
 }
 
 Work CheckedCommunicator::dispatch(CollectiveCall call) {
+  const Device in = call.in.device(), out = call.out.device();
+  SHOAL_CHECK(in == out, where(collective_name(call.signature.kind)), ": in is on ", in, " and out is on ",
+              out, "; expected both on the same device");
   if (size_ > 1) {
     const CollectiveId id = next_id(call);
     const ProfileCall span(id, /*waits=*/false);

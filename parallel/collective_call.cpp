@@ -33,6 +33,27 @@ std::string CollectiveSignature::text() const {
   return str(name, "()");
 }
 
+Work forward_call(Communicator& to, const CollectiveCall& call) {
+  const CollectiveSignature& s = call.signature;
+  switch (s.kind) {
+    case CollectiveKind::all_reduce:
+      return to.all_reduce(call.out, s.op);
+    case CollectiveKind::all_gather:
+      return to.all_gather(call.in, call.out);
+    case CollectiveKind::reduce_scatter:
+      return to.reduce_scatter(call.in, call.out, s.op);
+    case CollectiveKind::all_to_all:
+      return to.all_to_all(call.in, call.out, call.send_rows, call.recv_rows);
+    case CollectiveKind::broadcast:
+      return to.broadcast(call.out, s.root);
+    case CollectiveKind::barrier:
+    case CollectiveKind::split:
+      break;
+  }
+  to.barrier();
+  return Work{};
+}
+
 std::string mismatch_message(const std::string& group, uint64_t call_number, int rank_a,
                              const CollectiveSignature& a, int rank_b, const CollectiveSignature& b) {
   return str("collective calls differ [", group, ", call ", call_number, "]: rank ", rank_a, " called ",

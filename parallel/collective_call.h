@@ -41,8 +41,12 @@ struct CollectiveCall {
   Tensor in, out;  // the same tensor for calls in place
   std::vector<int64_t> send_rows, recv_rows;
 
+  bool on_cpu() const { return in.device().type == DeviceType::cpu; }
   int64_t row_bytes() const { return signature.count * dtype_size(signature.dtype); }
 };
+
+/// The same call on another communicator of the same ranks.
+Work forward_call(Communicator& to, const CollectiveCall& call);
 
 /// The message for ranks that disagree: names both calls and both ranks.
 std::string mismatch_message(const std::string& group, uint64_t call_number, int rank_a,

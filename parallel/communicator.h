@@ -1,7 +1,8 @@
 // Communicator: moves bytes within one group of ranks. Knows nothing of gradients, meshes or experts.
 // Every call is collective: all ranks of the group call it in the same order. Calls return at once; the
 // buffers belong to the operation until its Work has been waited for. Sums run in rank order 0, 1, ..., so a
-// result has the same bits on every rank, in every run and over every implementation.
+// result has the same bits on every rank, in every run and over every implementation. Tensors of a device:
+// the call takes its place in the caller's current stream, and so does its end when it is waited for.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,8 @@ class Communicator {
   virtual int size() const = 0;
   /// For messages: "world", "ep", "dp", ...
   virtual const std::string& name() const = 0;
+  /// Whether calls take tensors of this device: the cpu's always.
+  virtual bool carries(Device device) const { return device.type == DeviceType::cpu; }
 
   /// In place; f32, f64, bf16 (summed in f32), i32, i64, u8. An empty tensor is legal.
   virtual Work all_reduce(const Tensor& inout, ReduceOp op) = 0;
@@ -40,8 +43,11 @@ class Communicator {
   virtual Work broadcast(const Tensor& inout, int root) = 0;
   virtual void barrier() = 0;
   /// Zeros, of the same shape on all ranks, that collectives may reach without copies: an all_reduce of them
-  /// or of any part, the same one on all ranks, is done in place. Collective; blocks.
-  virtual Tensor shared_zeros(const Shape& shape, DType dtype) { return Tensor::zeros(shape, dtype); }
+  /// or of any part, the same one on all ranks, is done in place. On `device`, of the same type on all ranks.
+  /// Collective; blocks.
+  virtual Tensor shared_zeros(const Shape& shape, DType dtype, Device device) {
+    return Tensor::zeros(shape, dtype, device);
+  }
   /// Ranks with equal color form a new group, ordered by key (then by rank here). Every rank must call it;
   /// blocks.
   virtual std::shared_ptr<Communicator> split(int color, int key, const std::string& name) = 0;

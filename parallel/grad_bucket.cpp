@@ -43,8 +43,8 @@ struct GradReducer::Bucket {
     num_elements += aligned(p->value.numel());
   }
   void allocate() {
-    flat = group->size() > 1 && device.type == DeviceType::cpu ? group->shared_zeros({num_elements}, dtype)
-                                                               : Tensor::zeros({num_elements}, dtype, device);
+    flat = group->size() > 1 ? group->shared_zeros({num_elements}, dtype, device)
+                             : Tensor::zeros({num_elements}, dtype, device);
     for (size_t i = 0; i < parameters.size(); i++) {
       Parameter& p = *parameters[i];
       p.leaf.grad_dtype = dtype;

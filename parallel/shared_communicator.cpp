@@ -38,11 +38,13 @@ class SharedCommunicator final : public CheckedCommunicator {
     if (size() > 1) start(CollectiveCall{}).wait();
   }
   std::shared_ptr<Communicator> split(int color, int key, const std::string& name) override;
-  Tensor shared_zeros(const Shape& shape, DType dtype) override;
+  bool carries(Device device) const override { return base_->carries(device); }
+  Tensor shared_zeros(const Shape& shape, DType dtype, Device device) override;
 
  protected:
   Work start(CollectiveCall call) override {
-    if (group_ == nullptr) return forward(call);
+    // Device memory is not shared: what base_ carries of it, it carries itself.
+    if (group_ == nullptr || !call.on_cpu()) return forward_call(*base_, call);
     if (collective_checks_enabled()) {
       compare_calls({size(), name(), group_->num_calls() / 2,
                      [this](CollectiveCall gather) { return begin(std::move(gather)); }},
@@ -60,7 +62,6 @@ class SharedCommunicator final : public CheckedCommunicator {
     add_open_calls(group_);
     return work_for(std::shared_ptr<AwaitedCall>(held, held->call.get()));
   }
-  Work forward(const CollectiveCall& call) const;
 
   std::shared_ptr<Communicator> base_;
   std::shared_ptr<SharedGroup> group_;
@@ -68,9 +69,10 @@ class SharedCommunicator final : public CheckedCommunicator {
   std::thread::id thread_ = std::this_thread::get_id();
 };
 
-Tensor SharedCommunicator::shared_zeros(const Shape& shape, DType dtype) {
+Tensor SharedCommunicator::shared_zeros(const Shape& shape, DType dtype, Device device) {
   const int64_t bytes = shape.numel() * dtype_size(dtype);
-  if (group_ == nullptr || bytes == 0) return Tensor::zeros(shape, dtype);
+  if (group_ == nullptr || bytes == 0 || device.type != DeviceType::cpu)
+    return Tensor::zeros(shape, dtype, device);
   barrier();  // before the waits of base_, which move none of this group's calls
   std::string why;
   const std::shared_ptr<SharedSegment> memory = SharedSegment::create(*base_, bytes, &why);
@@ -81,27 +83,6 @@ Tensor SharedCommunicator::shared_zeros(const Shape& shape, DType dtype) {
   }
   group_->add_region(memory);
   return Tensor::over(memory, memory->part(rank()), shape, dtype);
-}
-
-Work SharedCommunicator::forward(const CollectiveCall& call) const {
-  const CollectiveSignature& s = call.signature;
-  switch (s.kind) {
-    case CollectiveKind::all_reduce:
-      return base_->all_reduce(call.out, s.op);
-    case CollectiveKind::all_gather:
-      return base_->all_gather(call.in, call.out);
-    case CollectiveKind::reduce_scatter:
-      return base_->reduce_scatter(call.in, call.out, s.op);
-    case CollectiveKind::all_to_all:
-      return base_->all_to_all(call.in, call.out, call.send_rows, call.recv_rows);
-    case CollectiveKind::broadcast:
-      return base_->broadcast(call.out, s.root);
-    case CollectiveKind::barrier:
-    case CollectiveKind::split:
-      break;
-  }
-  base_->barrier();
-  return Work{};
 }
 
 /// Whether each rank can read the memory of all others, tried on a value that only its owner has.

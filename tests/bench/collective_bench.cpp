@@ -110,7 +110,8 @@ int run(const std::shared_ptr<Communicator>& world) {
   const Tensor in = filled(kLargest / 4), out = filled(kLargest / 4 * world->size());
   std::vector<Group> groups;
   for (const auto& communicator : {mpi, shared})
-    groups.push_back({communicator, {in, out, communicator->shared_zeros({kLargest / 4}, DType::f32)}});
+    groups.push_back(
+        {communicator, {in, out, communicator->shared_zeros({kLargest / 4}, DType::f32, Device{})}});
   if (world->rank() == 0)
     fmt::print("{} ranks{:<10}{:>10}{:>34}{:>34}\n", world->size(), "", "bytes", "MPI", "shared memory");
   for (const Case& one : cases()) {

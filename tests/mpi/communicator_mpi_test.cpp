@@ -15,9 +15,9 @@ namespace {
 
 using testing::communicator_cases;
 using testing::CommunicatorCase;
+using testing::equal_bits;
 using testing::mpi_world;
 using testing::rank_values;
-using testing::same_bits;
 using testing::transport;
 
 class EveryCommunicator : public ::testing::TestWithParam<std::tuple<CommunicatorCase, const char*>> {
@@ -82,7 +82,7 @@ void expect_thread_bits(Communicator& world) {
   for (const int64_t count : {5, 1000, 100003}) {
     const Tensor x = Tensor::from(rank_values<T>(world.rank(), count), {count});
     world.all_reduce(x, ReduceOp::sum).wait();
-    EXPECT_TRUE(same_bits(x, thread_all_reduce<T>(world.size(), count, ReduceOp::sum))) << count;
+    EXPECT_TRUE(equal_bits(x, thread_all_reduce<T>(world.size(), count, ReduceOp::sum))) << count;
   }
 }
 
@@ -140,13 +140,13 @@ void check_large(Communicator& world) {
   Work broadcast = world.broadcast(copied, n - 1);
   broadcast.wait();
   for (Work* work : {&reduce, &exchange, &gather, &scatter}) work->wait();
-  EXPECT_TRUE(same_bits(summed, want));
-  EXPECT_TRUE(same_bits(scattered, want.flat(me * part, part)));
-  EXPECT_TRUE(same_bits(copied, Tensor::from(inputs.back(), {whole})));
+  EXPECT_TRUE(equal_bits(summed, want));
+  EXPECT_TRUE(equal_bits(scattered, want.flat(me * part, part)));
+  EXPECT_TRUE(equal_bits(copied, Tensor::from(inputs.back(), {whole})));
   for (int r = 0; r < n; r++) {
     const Tensor from = Tensor::from(inputs[static_cast<size_t>(r)], {whole});
-    EXPECT_TRUE(same_bits(gathered.flat(r * part, part), from.flat(0, part))) << r;
-    EXPECT_TRUE(same_bits(exchanged.flat(r * part, part), from.flat(me * part, part))) << r;
+    EXPECT_TRUE(equal_bits(gathered.flat(r * part, part), from.flat(0, part))) << r;
+    EXPECT_TRUE(equal_bits(exchanged.flat(r * part, part), from.flat(me * part, part))) << r;
   }
 }
 
@@ -226,9 +226,9 @@ TEST(MpiCommunicator, SteadyCallsOverSharedMemoryMeetNoPageFaults) {
   Communicator& world = *transport("shared").world;
   const int n = world.size();
   const int64_t count = 60000;
-  const Tensor bucket = world.shared_zeros({count}, DType::f32), x = Tensor::zeros({count}, DType::f32),
-               part = Tensor::zeros({count}, DType::f32), all = Tensor::zeros({n * count}, DType::f32),
-               all_out = Tensor::zeros({n * count}, DType::f32);
+  const Tensor bucket = world.shared_zeros({count}, DType::f32, Device{}),
+               x = Tensor::zeros({count}, DType::f32), part = Tensor::zeros({count}, DType::f32),
+               all = Tensor::zeros({n * count}, DType::f32), all_out = Tensor::zeros({n * count}, DType::f32);
   const std::vector<int64_t> rows(static_cast<size_t>(n), count);
   auto step = [&] {
     Work sum = world.all_reduce(bucket, ReduceOp::sum), copies = world.all_reduce(x, ReduceOp::sum);

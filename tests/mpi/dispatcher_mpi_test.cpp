@@ -8,11 +8,11 @@ namespace shoal {
 namespace {
 
 using testing::DispatchResult;
+using testing::equal_bits;
 using testing::mpi_world;
 using testing::routing_cases;
 using testing::RoutingCase;
 using testing::run_dispatch;
-using testing::same_bits;
 
 class EveryRouting : public ::testing::TestWithParam<RoutingCase> {};
 
@@ -32,10 +32,10 @@ TEST_P(EveryRouting, HasTheBitsOfRanksAsThreads) {
       const DispatchResult got = run_dispatch(*mpi_world(), kind, GetParam(), dtype);
       const DispatchResult want = on_threads(kind, GetParam(), dtype);
       EXPECT_EQ(got.rows_per_expert, want.rows_per_expert);
-      EXPECT_TRUE(same_bits(got.x_RD, want.x_RD));
-      EXPECT_TRUE(same_bits(got.y_TD, want.y_TD));
-      EXPECT_TRUE(same_bits(got.dx_TD, want.dx_TD));
-      EXPECT_TRUE(same_bits(got.dweights_TK, want.dweights_TK));
+      EXPECT_TRUE(equal_bits(got.x_RD, want.x_RD));
+      EXPECT_TRUE(equal_bits(got.y_TD, want.y_TD));
+      EXPECT_TRUE(equal_bits(got.dx_TD, want.dx_TD));
+      EXPECT_TRUE(equal_bits(got.dweights_TK, want.dweights_TK));
     }
   }
 }

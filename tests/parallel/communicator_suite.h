@@ -19,6 +19,16 @@ struct CommunicatorCase {
 };
 const std::vector<CommunicatorCase>& communicator_cases();
 
+/// Where the cases put the tensors that they give to calls. Set before the ranks start.
+inline Device& suite_device() {
+  static Device device;
+  return device;
+}
+template <class T>
+Tensor on_device(const std::vector<T>& values, const Shape& shape) {
+  return Tensor::from(values, shape, suite_device());
+}
+
 /// Distinct values per rank and element; floats have many significant bits, so the order of sums shows.
 template <class T>
 std::vector<T> rank_values(int rank, int64_t count) {
@@ -35,7 +45,8 @@ std::vector<T> rank_values(int rank, int64_t count) {
 }
 
 /// Equal bytes, so that NaN, -0 and the last bit count.
-inline ::testing::AssertionResult same_bits(const Tensor& got, const Tensor& want) {
+inline ::testing::AssertionResult equal_bits(const Tensor& got_somewhere, const Tensor& want_somewhere) {
+  const Tensor got = got_somewhere.to(Device{}), want = want_somewhere.to(Device{});
   if (got.dtype() != want.dtype() || got.numel() != want.numel())
     return ::testing::AssertionFailure()
            << "got " << got.dtype() << ' ' << got.shape() << ", want " << want.dtype() << ' ' << want.shape();

@@ -93,7 +93,7 @@ TEST(SharedCommunicator, CountsThatDoNotFitAreNamed) {
 TEST(SharedCommunicator, DifferingPartsOfASharedTensorAreRefused) {
   run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const auto shared = share_memory(world);
-    const Tensor x = shared->shared_zeros({64}, DType::f32);
+    const Tensor x = shared->shared_zeros({64}, DType::f32, Device{});
     const std::string error =
         testing::error_of([&] { shared->all_reduce(x.flat(world->rank(), 8), ReduceOp::sum).wait(); });
     EXPECT_NE(error.find("passes another part of the shared tensors"), std::string::npos) << error;
@@ -104,7 +104,7 @@ TEST(SharedCommunicator, SharedTensorsCountAsMemoryInUse) {
   const int64_t before = device_runtime(DeviceType::cpu).stats().current_bytes;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     const auto shared = share_memory(world);
-    const Tensor x = shared->shared_zeros({1000}, DType::f32);
+    const Tensor x = shared->shared_zeros({1000}, DType::f32, Device{});
     shared->barrier();
     EXPECT_GE(device_runtime(DeviceType::cpu).stats().current_bytes, before + 8000);
     shared->barrier();
@@ -132,7 +132,7 @@ int num_open_files() {
 TEST(SharedCommunicator, ItsMemoryHasNoNameNoOpenFileAndGoesWithIt) {
   run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const auto shared = share_memory(world);
-    const Tensor x = shared->shared_zeros({1000}, DType::f32);
+    const Tensor x = shared->shared_zeros({1000}, DType::f32, Device{});
     shared->barrier();
     EXPECT_EQ(num_mappings(), 2);  // threads share each of them
     EXPECT_EQ(num_open_files(), 0);

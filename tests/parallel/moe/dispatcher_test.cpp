@@ -17,17 +17,17 @@ using testing::error_of;
 namespace {
 
 using testing::DispatchResult;
+using testing::equal_bits;
 using testing::routing_cases;
 using testing::RoutingCase;
 using testing::run_dispatch;
-using testing::same_bits;
 
 void expect_same(const DispatchResult& got, const DispatchResult& want) {
   EXPECT_EQ(got.rows_per_expert, want.rows_per_expert);
-  EXPECT_TRUE(same_bits(got.x_RD, want.x_RD)) << "x_RD";
-  EXPECT_TRUE(same_bits(got.y_TD, want.y_TD)) << "y_TD";
-  EXPECT_TRUE(same_bits(got.dx_TD, want.dx_TD)) << "dx_TD";
-  EXPECT_TRUE(same_bits(got.dweights_TK, want.dweights_TK)) << "dweights_TK";
+  EXPECT_TRUE(equal_bits(got.x_RD, want.x_RD)) << "x_RD";
+  EXPECT_TRUE(equal_bits(got.y_TD, want.y_TD)) << "y_TD";
+  EXPECT_TRUE(equal_bits(got.dx_TD, want.dx_TD)) << "dx_TD";
+  EXPECT_TRUE(equal_bits(got.dweights_TK, want.dweights_TK)) << "dweights_TK";
 }
 
 /// The tokens of all ranks on one rank.
@@ -63,15 +63,15 @@ TEST_P(EveryRouting, NM_03_AnyNumberOfRanksHasTheBitsOfOneRank) {
       int64_t token = 0;
       for (int r = 0; r < world->rank(); r++) token += GetParam().tokens(r);
       const int64_t end = token + GetParam().tokens(world->rank());
-      EXPECT_TRUE(same_bits(part.y_TD, whole.y_TD.rows(token, end)));
-      EXPECT_TRUE(same_bits(part.dx_TD, whole.dx_TD.rows(token, end)));
-      EXPECT_TRUE(same_bits(part.dweights_TK, whole.dweights_TK.rows(token, end)));
+      EXPECT_TRUE(equal_bits(part.y_TD, whole.y_TD.rows(token, end)));
+      EXPECT_TRUE(equal_bits(part.dx_TD, whole.dx_TD.rows(token, end)));
+      EXPECT_TRUE(equal_bits(part.dweights_TK, whole.dweights_TK.rows(token, end)));
       // The experts see the same rows in the same order.
       const ShardRange shard = shard_range(GetParam().num_experts, {world->rank(), n});
       int64_t row = 0, num_rows = 0;
       for (int64_t e = 0; e < shard.end; e++)
         (e < shard.begin ? row : num_rows) += whole.rows_per_expert[static_cast<size_t>(e)];
-      EXPECT_TRUE(same_bits(part.x_RD, whole.x_RD.rows(row, row + num_rows)));
+      EXPECT_TRUE(equal_bits(part.x_RD, whole.x_RD.rows(row, row + num_rows)));
     });
   }
 }
