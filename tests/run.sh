@@ -195,6 +195,11 @@ check_all_built() {
   done < <(find tests -name '*_test.cpp' | sort)
 }
 
+# nvcc compiles for one GPU architecture per run, another one with each commit.
+architectures=(80 90a 100a)
+architecture=${architectures[$(($(git rev-list --count HEAD 2>/dev/null || echo 1) % ${#architectures[@]}))]}
+release=(-DCMAKE_BUILD_TYPE=Release -DSHOAL_BENCH=ON "-DSHOAL_CUDA_ARCHITECTURES=$architecture")
+
 has_cpu_flag() { grep -qm 1 -w "$1" /proc/cpuinfo; }
 
 # What instrumented builds leave out. Under ASan parity covers each way of balancing, dropping and dispatching
@@ -251,7 +256,13 @@ cuda_stage() {
   for target in cuda_compile cuda_tsan; do
     if grep -qx "$target:" <<<"$has"; then targets+=("$target"); else echo "  not run: $target, its compiler is missing"; fi
   done
-  [[ ${#targets[@]} -eq 0 ]] || build build "${targets[@]}" -- -DCMAKE_BUILD_TYPE=Release -DSHOAL_BENCH=ON || return
+  if [[ ${#targets[@]} -gt 0 ]]; then
+    build build "${targets[@]}" -- "${release[@]}" || return
+  fi
+  if [[ " ${targets[*]-} " == *" cuda_compile "* ]]; then
+    echo "   nvcc compiled for sm_$architecture"
+    tests/cuda/budget.sh build || fail "cuda: a kernel above its budget (tests/cuda/budget.txt)"
+  fi
   if [[ ! -x build/tests/cuda_test ]]; then
     echo "  not run: CUDA kernels in the emulator, this processor is not x86-64"
     return
@@ -275,7 +286,7 @@ main() {
     finish
   }
 
-  build build all -- -DCMAKE_BUILD_TYPE=Release -DSHOAL_BENCH=ON || finish
+  build build all -- "${release[@]}" || finish
   check_format
   check_all_built
   printf '== build: tests\n'
