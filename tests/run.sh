@@ -68,11 +68,14 @@ build() {
   printf '   built in %d s\n' $((SECONDS - started))
 }
 
-# suites FOLDER [CTEST_ARG...]: names of the test suites, one a line.
+# suites FOLDER [CTEST_ARG...]: names of the test suites, one a line; those that take longest first, so that no core is idle
+# at the end.
 suites() {
-  local folder=$1
+  local folder=$1 all
   shift
-  ctest --test-dir "$folder" -N "$@" 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p'
+  all=$(ctest --test-dir "$folder" -N "$@" 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p')
+  grep -xE 'kills|launch|interruption|parity' <<<"$all"
+  grep -vxE 'kills|launch|interruption|parity' <<<"$all"
 }
 
 # run_suite FOLDER SUITE LABEL [NAME=VALUE...]: runs one suite with that environment. Leaves LABEL.json (what
@@ -152,26 +155,26 @@ collect() { # LABEL
 }
 
 # run_all FOLDER TAG FILTERS CTEST_SELECTION ENV...: every selected suite, as many at once as there are cores.
-# FILTERS names an array suite -> gtest filter; suites that are not in it run whole. Suites with the ctest
-# label `alone` (they use all cores themselves) follow one by one.
+# FILTERS names an array suite -> gtest filter; suites that are not in it run whole. The suite launch, the longest, runs in
+# halves: as many processes as gtest has shards.
 run_all() {
-  local folder=$1 tag=$2 selection=$4 suite labels=() alone
+  local folder=$1 tag=$2 selection=$4 suite label shard shards labels=()
   local -n filters=$3
   shift 4
-  alone=$(suites "$folder" -L alone)
   # shellcheck disable=SC2086
   for suite in $(suites "$folder" $selection); do
-    labels+=("$suite$tag")
-    ! grep -qxF "$suite" <<<"$alone" || continue
-    while [[ $(jobs -rp | wc -l) -ge $jobs ]]; do wait -n; done
-    run_suite "$folder" "$suite" "$suite$tag" "$@" "GTEST_FILTER=${filters[$suite]-*}" &
+    shards=1
+    [[ $suite != launch || -n $only ]] || shards=2
+    for ((shard = 0; shard < shards; shard++)); do
+      label=$suite$tag
+      [[ $shards -eq 1 ]] || label+="-$((shard + 1))of$shards"
+      labels+=("$label")
+      while [[ $(jobs -rp | wc -l) -ge $jobs ]]; do wait -n; done
+      run_suite "$folder" "$suite" "$label" "$@" "GTEST_FILTER=${filters[$suite]-*}" \
+        GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard &
+    done
   done
   wait
-  # shellcheck disable=SC2086
-  for suite in $(suites "$folder" $selection); do
-    grep -qxF "$suite" <<<"$alone" && run_suite "$folder" "$suite" "$suite$tag" "$@" \
-      "GTEST_FILTER=${filters[$suite]-*}"
-  done
   [[ ${#labels[@]} -gt 0 ]] || fail "$folder: no test suites"
   for suite in "${labels[@]}"; do collect "$suite"; done
 }

@@ -57,10 +57,12 @@ if [[ $mode == --write ]]; then
 fi
 
 awk 'FILENAME == ARGV[1] { registers[$1] = $2; shared[$1] = $3; block[$1] = $4; next }
-  !($1 in registers) { print "budget: " $1 " is not in tests/cuda/budget.txt; add it with tests/cuda/budget.sh BUILD --write"; bad = 1; next }
+  !($1 in registers) { print "budget: " $1 " is not in tests/cuda/budget.txt; add it with budget.sh BUILD --write"; bad = 1; next }
   $2 > registers[$1] { print "budget: " $1 " uses " $2 " registers, expected at most " registers[$1]; bad = 1 }
   $3 > shared[$1] { print "budget: " $1 " uses " $3 " bytes of shared memory, expected at most " shared[$1]; bad = 1 }
-  int(($2 + 7) / 8) * 8 * block[$1] > 65536 { print "budget: " $1 " uses " $2 " registers; a block of " block[$1] " threads cannot have them"; bad = 1 }
+  int(($2 + 7) / 8) * 8 * block[$1] > 65536 {
+    print "budget: " $1 " uses " $2 " registers; a block of " block[$1] " threads cannot have them"; bad = 1
+  }
   { seen++ }
   END { printf "budget: %d kernels%s\n", seen, bad ? "" : ", all within their registers and shared memory"; exit bad }' \
   "$scratch/old" "$scratch/used"

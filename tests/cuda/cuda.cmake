@@ -24,6 +24,20 @@ if(SHOAL_SANITIZE)  # unlike tests, kernels are checked by UBSan; and fibers are
   set_source_files_properties(${cuda_emulator_sources} PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
+# cuDNN, asked about GPUs that are not here: no engine of ours in it.
+find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib)
+if(CUDAToolkit_FOUND AND CUDNN_INCLUDE_DIR AND CUDNN_LIBRARY AND NOT SHOAL_SANITIZE)
+  add_executable(cudnn_test cuda/cudnn/graphs.cpp cuda/cudnn/graph.cpp ${CMAKE_SOURCE_DIR}/core/base/error.cpp)
+  target_link_libraries(cudnn_test PRIVATE shoal_flags GTest::gtest nlohmann_json::nlohmann_json ${CUDNN_LIBRARY} ${CMAKE_DL_LIBS})
+  target_include_directories(cudnn_test PRIVATE ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(cudnn_test PRIVATE CUDA_DRIVER_STUB="${CUDAToolkit_LIBRARY_DIR}/stubs/libcuda.so")
+  add_test(NAME cudnn COMMAND cudnn_test)
+  set_tests_properties(cudnn PROPERTIES TIMEOUT 300)
+elseif(NOT SHOAL_SANITIZE)
+  message(WARNING "cuDNN was not found: whether it takes our layouts is not tested")
+endif()
+
 find_program(SHOAL_CLANGXX NAMES clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14)
 if(SHOAL_SANITIZE)
   return()
