@@ -92,8 +92,8 @@ void Machine::bf16_products(int64_t groups, const std::vector<int64_t>& rows, in
   const Tensor w = Tensor::zeros({groups, n, k}, DType::f32), dw = Tensor::zeros({groups, n, k}, DType::f32);
   const PackedWeight packed = packed_weight(w);
   const std::span<const int64_t> span(rows);
-  kernel_row("bf16", what + ", y", packed_gemm_rows, x, packed.forward, y, span);
-  kernel_row("bf16", what + ", dx", packed_gemm_rows, y, packed.backward, x, span);
+  kernel_row("bf16", what + ", y", packed_gemm_rows, PackedUse::forward, x, packed.forward, y, span);
+  kernel_row("bf16", what + ", dx", packed_gemm_rows, PackedUse::backward, y, packed.backward, x, span);
   kernel_row("bf16", what + ", dweight +=", bf16_gemm_reduce, true, y, x, dw, span);
   kernel_row("bf16", what + ", dweight =", bf16_gemm_reduce, false, y, x, dw, span);
 }

@@ -29,7 +29,7 @@ double measure_gemm(Device device, DType dtype, double seconds) {
   return best_rate(seconds, [&] {
     for (int i = 0; i < kProducts; i++) {
       if (bf16) {
-        packed_gemm_rows(device, a, copies.forward, c, {&n, 1});
+        packed_gemm_rows(device, PackedUse::forward, a, copies.forward, c, {&n, 1});
       } else {
         gemm(device, Gemm{false, true, false}, a, b, c);
       }

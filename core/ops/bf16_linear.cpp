@@ -17,6 +17,11 @@ PackedWeight make_copies(const Tensor& weight, PackedUse use) {
   const Device device = weight.device();
   PackedWeight copies;
   copies.shape = weight.shape();
+  if (packs_in_order(device, weight.shape())) {
+    copies.forward = copies.backward =
+        Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device);
+    return copies;
+  }
   if (use != PackedUse::backward)
     copies.forward = Tensor::empty({packed_size(device, groups, n, k)}, DType::bf16, device);
   if (use != PackedUse::forward)
@@ -37,7 +42,8 @@ struct Bf16Linear final : Function {
 
   Tensor forward(const Tensor& x_in, const Tensor& weight, const Tensor& bias) {
     const Tensor y = Tensor::empty({x_in.size(0), weight.size(-2)}, result, x_in.device());
-    packed_gemm_rows(y.device(), x_in, packed_weight(source, PackedUse::forward).forward, y, rows);
+    packed_gemm_rows(y.device(), PackedUse::forward, x_in, packed_weight(source, PackedUse::forward).forward,
+                     y, rows);
     if (bias) add_bias(y.device(), y, bias, rows);
     weight_shape = weight.shape();
     if (bias) bias_shape = bias.shape();
@@ -55,7 +61,8 @@ struct Bf16Linear final : Function {
     }
     if (needs_grad(0)) {
       dx = Tensor::empty({dy.size(0), weight_shape[-1]}, DType::bf16, device);
-      packed_gemm_rows(device, dy, packed_weight(source, PackedUse::backward).backward, dx, rows);
+      packed_gemm_rows(device, PackedUse::backward, dy, packed_weight(source, PackedUse::backward).backward,
+                       dx, rows);
     }
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight_shape, DType::f32, device);
@@ -84,9 +91,13 @@ PackedWeight packed_weight(const Tensor& weight, PackedUse use) {
   const PackedWeight copies =
       keep && leaf->packed.forward ? leaf->packed : make_copies(weight, keep ? PackedUse::both : use);
   const ProfileSection section("weight packing");
-  std::vector<std::pair<int64_t, int64_t>> blocks;
-  for_each_pack_block(copies.shape, [&](int64_t first, int64_t last) { blocks.emplace_back(first, last); });
   const Tensor values = weight.detach();
+  std::vector<std::pair<int64_t, int64_t>> blocks;
+  if (packs_in_order(values.device(), values.shape())) {
+    blocks.emplace_back(0, values.num_rows());
+  } else {
+    for_each_pack_block(copies.shape, [&](int64_t first, int64_t last) { blocks.emplace_back(first, last); });
+  }
   parallel_tasks(std::ssize(blocks), [&](int64_t i) {
     const auto& [first, last] = blocks[static_cast<size_t>(i)];
     pack_rows(values.device(), values, copies, first, last);

@@ -19,12 +19,16 @@ namespace shoal {
 Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int64_t> rows_per_group,
                    const Tensor& bias, DType result);
 
-enum class PackedUse : uint8_t { both, forward, backward };
+enum class PackedUse : uint8_t { both, forward, backward };  // of y = x W^T and of dx = dy W
 
 /// Fresh copies of a weight of shape [N, K] or [G, N, K], opaque to all but the backend that filled them. A
 /// leaf's are kept until its value changes (Leaf::packed_fresh). Those of other weights, and of leaves that
 /// keep none, are made for this call, and only the one that `use` names.
 PackedWeight packed_weight(const Tensor& weight, PackedUse use = PackedUse::both);
+
+/// Whether a copy of a weight [N, K] or [G, N, K] is the weight's elements in their order. Then one copy
+/// serves both uses (PackedWeight's two tensors are the same), and one call of pack_rows may fill any rows.
+inline constinit Kernel<bool(const Shape& weight)> packs_in_order("packs_in_order");
 
 /// bf16 elements of one copy of `groups` matrices with `outputs` rows and `inputs` columns.
 inline constinit Kernel<int64_t(int64_t groups, int64_t outputs, int64_t inputs)> packed_size("packed_size");
@@ -41,22 +45,25 @@ void for_each_pack_block(const Shape& weight, const Body& body) {
 }
 
 /// Fills the part of the copies that are defined which comes from one block of rows of the f32 weight, which
-/// has the elements of to.shape. On the calling thread; blocks may be packed at the same time.
+/// has the elements of to.shape. On the calling thread; blocks may be packed at the same time. Where
+/// packs_in_order() there is no need for blocks.
 inline constinit Kernel<void(const Tensor& weight, const PackedWeight& to, int64_t first_row,
                              int64_t last_row)>
     pack_rows("pack_rows", [](const Tensor& weight, const PackedWeight& to, int64_t first_row,
                               int64_t last_row) {
       const auto share = static_cast<double>(last_row - first_row) * static_cast<double>(to.shape[-1]) /
                          static_cast<double>(std::max<int64_t>(1, to.shape.numel()));
-      return Cost{.bytes = share * bytes_of(weight, to.forward, to.backward)};
+      const bool once = to.forward && to.backward && to.forward.bytes() == to.backward.bytes();
+      return Cost{.bytes = share * bytes_of(weight, to.forward, once ? Tensor{} : to.backward)};
     });
 
 /// Rows of x are sorted by group; group g has rows[g] >= 0 of them. y[rows of g] = x[rows of g] * M[g]^T,
-/// where M are the packed matrices [G, outputs, inputs]. x_RI: bf16; y_RO: bf16 (rounded once) or f32; the
-/// sizes of the matrices are those of x and y.
-inline constinit Kernel<void(const Tensor& x, const Tensor& packed, const Tensor& y,
+/// where M are the packed matrices [G, outputs, inputs]: the weights, or with use == backward their
+/// transposes. packed: the copy for that use. x_RI: bf16; y_RO: bf16 (rounded once) or f32; the sizes of the
+/// matrices are those of x and y.
+inline constinit Kernel<void(PackedUse use, const Tensor& x, const Tensor& packed, const Tensor& y,
                              std::span<const int64_t> rows)>
-    packed_gemm_rows("packed_gemm_rows", [](const Tensor& x, const Tensor& packed, const Tensor& y,
+    packed_gemm_rows("packed_gemm_rows", [](PackedUse, const Tensor& x, const Tensor& packed, const Tensor& y,
                                             std::span<const int64_t> rows) {
       return product_cost(x.numel() * y.size(1), DType::bf16, bytes_of(x, y) + used_bytes(packed, rows));
     });

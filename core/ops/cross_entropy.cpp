@@ -98,7 +98,7 @@ class LinearCrossEntropyFunction final : public Function {
   void multiply(const Tensor& x, const Tensor& weight, const Tensor& logits) const {
     const int64_t count = x.size(0);
     if (x.dtype() == DType::bf16)
-      return packed_gemm_rows(x.device(), x, copies_.forward, logits, {&count, 1});
+      return packed_gemm_rows(x.device(), PackedUse::forward, x, copies_.forward, logits, {&count, 1});
     gemm(x.device(), {.transpose_b = true}, x, weight, logits);
   }
 
@@ -115,7 +115,8 @@ class LinearCrossEntropyFunction final : public Function {
     }
     const Tensor low = Tensor::empty(dlogits.shape(), DType::bf16, x.device());
     cast_fwd(x.device(), dlogits, low);
-    if (dx.defined()) packed_gemm_rows(x.device(), low, copies_.backward, dx, {&count, 1});
+    if (dx.defined())
+      packed_gemm_rows(x.device(), PackedUse::backward, low, copies_.backward, dx, {&count, 1});
     if (dweight.grad.defined())
       bf16_gemm_reduce(x.device(), dweight.accumulate, low, x, dweight.grad, {&count, 1});
   }

@@ -13,7 +13,15 @@ shoal_test_folder(cuda cuda)
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS cuda/*.cpp)
 file(GLOB cuda_emulator_sources CONFIGURE_DEPENDS cuda/emulator/*.cpp)
 file(GLOB cuda_standin_sources CONFIGURE_DEPENDS cuda/standin/*.cpp)
-target_sources(cuda_test PRIVATE cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
+# Tests of host code, and stand-ins of libraries, need the toolkit's headers.
+set(cuda_host_tests "")
+if(CUDAToolkit_FOUND)
+  file(GLOB cuda_host_tests CONFIGURE_DEPENDS cuda/host/*_test.cpp)
+  list(APPEND cuda_test_sources ${cuda_host_tests})
+else()
+  list(FILTER cuda_standin_sources INCLUDE REGEX "/streams\\.cpp$")
+endif()
+target_sources(cuda_test PRIVATE ${cuda_host_tests} cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
                ${SHOAL_CUDA_SOURCES} ${SHOAL_CUDA_HOST_SOURCES})
 target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)
 target_include_directories(cuda_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})  # for host code and stand-ins

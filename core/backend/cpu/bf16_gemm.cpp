@@ -30,6 +30,9 @@ int64_t matrix_words(int64_t outputs, int64_t inputs) {
   return divide_up(outputs, kPanelWidth) * kPanelWidth * divide_up(inputs, 2);
 }
 
+bool packs_in_order_impl(const Shape&) {
+  return false;
+}
 int64_t packed_size_impl(int64_t groups, int64_t outputs, int64_t inputs) {
   return 2 * groups * matrix_words(outputs, inputs);
 }
@@ -223,7 +226,7 @@ int64_t total_rows(const char* where, std::span<const int64_t> rows, int64_t exp
   return total;
 }
 
-void packed_gemm_rows_impl(const Tensor& x, const Tensor& packed, const Tensor& y,
+void packed_gemm_rows_impl(PackedUse, const Tensor& x, const Tensor& packed, const Tensor& y,
                            std::span<const int64_t> rows) {
   const char* where = "packed_gemm_rows";
   SHOAL_CHECK(x.dims() == 2 && y.dims() == 2 && x.size(0) == y.size(0) && x.dtype() == DType::bf16 &&
@@ -310,7 +313,8 @@ void bf16_gemm_reduce_impl(bool accumulate, const Tensor& a, const Tensor& b, co
   });
 }
 
-const bool added = packed_size.add(DeviceType::cpu, &packed_size_impl, kIsaLevel) &&
+const bool added = packs_in_order.add(DeviceType::cpu, &packs_in_order_impl, kIsaLevel) &&
+                   packed_size.add(DeviceType::cpu, &packed_size_impl, kIsaLevel) &&
                    pack_rows.add(DeviceType::cpu, &pack_rows_impl, kIsaLevel) &&
                    packed_gemm_rows.add(DeviceType::cpu, &packed_gemm_rows_impl, kIsaLevel) &&
                    bf16_gemm_reduce.add(DeviceType::cpu, &bf16_gemm_reduce_impl, kIsaLevel);

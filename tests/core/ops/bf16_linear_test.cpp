@@ -68,15 +68,15 @@ TEST(Bf16Products, MatchDoubleSumsOfTheRoundedOperands) {
     const PackedWeight copies = packed_weight(weight);
     const Tensor y = Tensor::empty({c.total(), c.n}, DType::f32),
                  dx = Tensor::empty({c.total(), c.k}, DType::f32);
-    packed_gemm_rows(Device{}, x, copies.forward, y, c.rows);
-    packed_gemm_rows(Device{}, dy, copies.backward, dx, c.rows);
+    packed_gemm_rows(Device{}, PackedUse::forward, x, copies.forward, y, c.rows);
+    packed_gemm_rows(Device{}, PackedUse::backward, dy, copies.backward, dx, c.rows);
     const double scale = 3e-7 * std::sqrt(static_cast<double>(std::max(c.n, c.k)));
     EXPECT_TRUE(close(to_doubles(y), naive_rows(c, x, weight, c.n, c.k, false), {1e-6, 10 * scale}))
         << c.n << ' ' << c.k;
     EXPECT_TRUE(close(to_doubles(dx), naive_rows(c, dy, weight, c.k, c.n, true), {1e-6, 10 * scale}))
         << c.n << ' ' << c.k;
     const Tensor low = Tensor::empty({c.total(), c.n}, DType::bf16);
-    packed_gemm_rows(Device{}, x, copies.forward, low, c.rows);
+    packed_gemm_rows(Device{}, PackedUse::forward, x, copies.forward, low, c.rows);
     EXPECT_EQ(to_doubles(low), to_doubles(cast(y, DType::bf16))) << "rounded once";
   }
 }
@@ -117,7 +117,7 @@ TEST(Bf16Products, BitsDoNotDependOnThreadsOrOnNeighbouringRows) {
     set_num_threads(threads);
     const Tensor y = Tensor::empty({c.total(), c.n}, DType::f32),
                  grad = Tensor::empty({4, c.n, c.k}, DType::f32);
-    packed_gemm_rows(Device{}, x, copies.forward, y, c.rows);
+    packed_gemm_rows(Device{}, PackedUse::forward, x, copies.forward, y, c.rows);
     bf16_gemm_reduce(Device{}, false, dy, x, grad, c.rows);
     set_num_threads(1);
     return std::pair(y.to_vector<float>(), grad.to_vector<float>());
@@ -127,7 +127,8 @@ TEST(Bf16Products, BitsDoNotDependOnThreadsOrOnNeighbouringRows) {
   EXPECT_EQ(run(5), one);
   const std::vector<int64_t> last{1};
   const Tensor alone = Tensor::empty({1, c.n}, DType::f32);
-  packed_gemm_rows(Device{}, x.rows(702, 703), packed_weight(weight.rows(1, 2)).forward, alone, last);
+  packed_gemm_rows(Device{}, PackedUse::forward, x.rows(702, 703), packed_weight(weight.rows(1, 2)).forward,
+                   alone, last);
   EXPECT_EQ(alone.to_vector<float>(),
             std::vector<float>(one.first.begin() + 702 * c.n, one.first.begin() + 703 * c.n));
 }
@@ -137,7 +138,7 @@ TEST(Bf16Products, ANaNStaysInItsRow) {
   const Tensor x = bf16_tensor({2, c.k}, 2), weight = random_tensor({c.n, c.k}, DType::f32, 1);
   x.data<BFloat16>()[c.k] = BFloat16(std::numeric_limits<float>::quiet_NaN());
   const Tensor y = Tensor::empty({2, c.n}, DType::f32);
-  packed_gemm_rows(Device{}, x, packed_weight(weight).forward, y, c.rows);
+  packed_gemm_rows(Device{}, PackedUse::forward, x, packed_weight(weight).forward, y, c.rows);
   for (int64_t n = 0; n < c.n; n++) {
     EXPECT_TRUE(std::isfinite(y.data<float>()[n]));
     EXPECT_TRUE(std::isnan(y.data<float>()[c.n + n]));
@@ -199,10 +200,10 @@ TEST(Bf16Linear, ErrorsNameShapes) {
                copies = packed_weight(random_tensor({5, 8}, DType::f32, 2)).forward;
   const std::vector<int64_t> rows{2}, wrong{3};
   const Tensor y = Tensor::empty({2, 5}, DType::f32), narrow = Tensor::empty({2, 4}, DType::f32);
-  EXPECT_THROW(packed_gemm_rows(Device{}, x, copies, y, wrong), Error);
-  EXPECT_THROW(packed_gemm_rows(Device{}, cast(x, DType::f32), copies, y, rows), Error);
-  EXPECT_THROW(packed_gemm_rows(Device{}, x, packed_weight(random_tensor({99, 8}, DType::f32, 2)).forward,
-                                narrow, rows),
+  EXPECT_THROW(packed_gemm_rows(Device{}, PackedUse::forward, x, copies, y, wrong), Error);
+  EXPECT_THROW(packed_gemm_rows(Device{}, PackedUse::forward, cast(x, DType::f32), copies, y, rows), Error);
+  EXPECT_THROW(packed_gemm_rows(Device{}, PackedUse::forward, x,
+                                packed_weight(random_tensor({99, 8}, DType::f32, 2)).forward, narrow, rows),
                Error);
   EXPECT_THROW(packed_weight(random_tensor({5, 8}, DType::f64, 2)), Error);
   EXPECT_THROW(linear(x, random_tensor({5, 8}, DType::f64, 2)), Error);

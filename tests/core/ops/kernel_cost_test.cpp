@@ -66,7 +66,7 @@ TEST(KernelCost, OfGroupedProductsCountsTheRowsAndTheMatricesThatAreUsed) {
 TEST(KernelCost, OfBf16ProductsIsCountedApart) {
   const std::vector<int64_t> rows = {5};
   const Tensor x = zeros({5, 4}, DType::bf16), y = zeros({5, 7}, DType::bf16), w = zeros({7, 4});
-  const Cost forward = packed_gemm_rows.cost(x, zeros({64}, DType::bf16), y, rows);
+  const Cost forward = packed_gemm_rows.cost(PackedUse::forward, x, zeros({64}, DType::bf16), y, rows);
   EXPECT_EQ(forward.flops_bf16, 2 * 5 * 4 * 7);
   EXPECT_EQ(forward.flops, 0);
   EXPECT_EQ(bf16_gemm_reduce.cost(true, y, x, w, rows).flops_bf16, 2 * 5 * 4 * 7);

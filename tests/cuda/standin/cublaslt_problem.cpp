@@ -1,0 +1,137 @@
+// What the documentation of cublasLt asks of a product, and its calculation.
+#include "tests/cuda/standin/cublaslt_problem.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/tensor/types.h"
+
+#ifdef SHOAL_EMULATOR_TSAN
+extern "C" void __tsan_read_range(void* address, unsigned long bytes);
+extern "C" void __tsan_write_range(void* address, unsigned long bytes);
+#endif
+
+namespace shoal::standin {
+
+namespace {
+
+size_t bytes_of(cudaDataType_t type) {
+  return type == CUDA_R_64F ? 8 : type == CUDA_R_16BF ? 2 : 4;
+}
+/// Columns of a matrix as TSan is to see them used.
+void touch([[maybe_unused]] const void* data, [[maybe_unused]] const Layout& layout,
+           [[maybe_unused]] bool written) {
+#ifdef SHOAL_EMULATOR_TSAN
+  const size_t size = bytes_of(layout.type);
+  for (uint64_t j = 0; j < layout.columns; j++) {
+    char* column = static_cast<char*>(const_cast<void*>(data)) + j * static_cast<uint64_t>(layout.ld) * size;
+    (written ? __tsan_write_range : __tsan_read_range)(column, layout.rows * size);
+  }
+#endif
+}
+
+/// The elements of op(matrix) in the type of the sums, [columns][rows] of the operand as it is used.
+template <class Sum, class T>
+std::vector<Sum> operand(const void* data, const Layout& layout, bool transpose) {
+  const T* from = static_cast<const T*>(data);
+  std::vector<Sum> values(layout.rows * layout.columns);
+  for (uint64_t j = 0; j < layout.columns; j++) {
+    for (uint64_t i = 0; i < layout.rows; i++) {
+      const auto value = static_cast<Sum>(from[j * static_cast<uint64_t>(layout.ld) + i]);
+      values[transpose ? i * layout.columns + j : j * layout.rows + i] = value;
+    }
+  }
+  return values;
+}
+
+template <class Sum, class T, class Out>
+void calculate_in(const Work& w) {
+  const Problem& p = w.problem;
+  touch(w.a, p.a, false);
+  touch(w.b, p.b, false);
+  if (w.beta != 0) touch(w.c, p.c, false);
+  touch(w.d, p.c, true);
+  const auto a = operand<Sum, T>(w.a, p.a, p.how.transpose_a == CUBLAS_OP_T);  // k columns of m
+  const auto b = operand<Sum, T>(w.b, p.b, p.how.transpose_b == CUBLAS_OP_T);  // n columns of k
+  Sum* first_part = static_cast<Sum*>(w.workspace);
+  if (w.parts > 1) touch(first_part, {Kind::layout, p.c.type, p.m, p.n, static_cast<int64_t>(p.m)}, true);
+  const uint64_t middle = w.parts > 1 ? p.k / 2 : 0;
+  std::vector<Sum> sums(p.m);
+  const auto add = [&](uint64_t column, uint64_t from, uint64_t to) {
+    std::fill(sums.begin(), sums.end(), Sum(0));
+    for (uint64_t k = from; k < to; k++) {
+      const Sum factor = b[column * p.k + k];
+      for (uint64_t i = 0; i < p.m; i++) sums[i] += a[k * p.m + i] * factor;
+    }
+  };
+  for (uint64_t j = 0; j < p.n && w.parts > 1; j++) {
+    add(j, 0, middle);
+    std::copy(sums.begin(), sums.end(), first_part + j * p.m);
+  }
+  for (uint64_t j = 0; j < p.n; j++) {
+    add(j, middle, p.k);
+    const uint64_t at = j * static_cast<uint64_t>(p.c.ld);
+    for (uint64_t i = 0; i < p.m; i++) {
+      const Sum sum = w.parts > 1 ? first_part[j * p.m + i] + sums[i] : sums[i];
+      Sum value = static_cast<Sum>(w.alpha) * sum;
+      if (w.beta != 0)
+        value += static_cast<Sum>(w.beta) * static_cast<Sum>(static_cast<const Out*>(w.c)[at + i]);
+      static_cast<Out*>(w.d)[at + i] = Out(value);
+    }
+  }
+}
+
+}  // namespace
+
+cublasStatus_t understand(cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Problem& p) {
+  if (how == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  p = {read<How>(how), read<Layout>(a), read<Layout>(b), read<Layout>(c), 0, 0, 0};
+  const auto to = read<Layout>(d);
+  if (p.how.kind != Kind::how) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const Layout& layout : {p.a, p.b, p.c, to}) {
+    if (layout.kind != Kind::layout || layout.rows == 0 || layout.columns == 0 ||
+        layout.ld < static_cast<int64_t>(layout.rows) || layout.rows > INT32_MAX ||
+        layout.columns > INT32_MAX)
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const bool ta = p.how.transpose_a == CUBLAS_OP_T, tb = p.how.transpose_b == CUBLAS_OP_T;
+  p.m = ta ? p.a.columns : p.a.rows;
+  p.k = ta ? p.a.rows : p.a.columns;
+  p.n = tb ? p.b.rows : p.b.columns;
+  if ((tb ? p.b.columns : p.b.rows) != p.k || p.c.rows != p.m || p.c.columns != p.n)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (to.type != p.c.type || to.rows != p.m || to.columns != p.n || to.ld != p.c.ld)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const bool f64 = p.how.compute == CUBLAS_COMPUTE_64F && p.how.scale == CUDA_R_64F &&
+                   p.a.type == CUDA_R_64F && p.b.type == CUDA_R_64F && p.c.type == CUDA_R_64F;
+  const bool in_f32 =
+      p.how.compute == CUBLAS_COMPUTE_32F && p.how.scale == CUDA_R_32F && p.a.type == p.b.type;
+  const bool f32 = in_f32 && p.a.type == CUDA_R_32F && p.c.type == CUDA_R_32F;
+  const bool bf16 = in_f32 && p.a.type == CUDA_R_16BF && (p.c.type == CUDA_R_16BF || p.c.type == CUDA_R_32F);
+  return f64 || f32 || bf16 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+uint32_t types_of(const Problem& p) {
+  return static_cast<uint32_t>(p.a.type) << 16U | static_cast<uint32_t>(p.b.type) << 8U |
+         static_cast<uint32_t>(p.c.type);
+}
+size_t workspace_for(const Problem& p, uint32_t parts) {
+  return parts > 1 ? p.m * p.n * std::max(sizeof(float), bytes_of(p.c.type)) : 0;
+}
+bool fits(const Algorithm& algorithm, const Problem& p) {
+  return algorithm.kind == Kind::algorithm && algorithm.types == types_of(p) &&
+         algorithm.how.compute == p.how.compute && algorithm.how.transpose_a == p.how.transpose_a &&
+         algorithm.how.transpose_b == p.how.transpose_b;
+}
+
+void calculate(const Work& w) {
+  const Layout &in = w.problem.a, &out = w.problem.c;
+  if (in.type == CUDA_R_64F) return calculate_in<double, double, double>(w);
+  if (in.type == CUDA_R_32F) return calculate_in<float, float, float>(w);
+  if (out.type == CUDA_R_32F) return calculate_in<float, BFloat16, float>(w);
+  calculate_in<float, BFloat16, BFloat16>(w);
+}
+
+}  // namespace shoal::standin
