@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "core/backend/cuda/block.h"
-#include "tests/cuda/races.h"
+#include "tests/cuda/findings.h"
 #include "tests/cuda/support.h"
 
 namespace shoal::testing {
@@ -11,41 +11,10 @@ namespace {
 using cuda::kAllLanes;
 using cuda::LaunchShape;
 
-LaunchShape shape_of(unsigned grid, unsigned block, size_t shared_bytes = 0) {
-  return {grid, 1, block, shared_bytes, nullptr};
-}
-
 Tensor counting(int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
   std::iota(values.begin(), values.end(), 0.0F);
   return Tensor::from(values, {count}, kCuda);
-}
-
-/// What one run of a kernel showed, over all schedules.
-struct Findings {
-  std::string fault;   // the message of the first Error
-  bool wrong = false;  // a result that is not the expected one, or NaN
-  int races = 0;       // reported by TSan
-  bool any() const { return !fault.empty() || wrong || races > 0; }
-};
-
-/// Launches under every schedule; run(out) launches into `out`, which then should be `want`.
-template <class F>
-Findings find(const std::vector<float>& want, const F& run) {
-  Findings found;
-  found.races = races_in([&] {
-    for_each_schedule([&](const std::string&) {
-      const Tensor out = Tensor::empty({static_cast<int64_t>(want.size())}, DType::f32, kCuda);
-      const std::string fault = error_of([&] { run(out.data<float>()); });
-      if (found.fault.empty()) found.fault = fault;
-      found.wrong = found.wrong || (fault.empty() && out.to_vector<float>() != want);
-    });
-  });
-  return found;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// For EXPECT_DEATH: what the process that died has printed mentions ASan's name for such an access. No
@@ -64,11 +33,6 @@ class ReportOfAsan final : public ::testing::MatcherInterface<const std::string&
   return ::testing::Matcher<const std::string&>(new ReportOfAsan);
 }
 
-#ifdef SHOAL_EMULATOR_TSAN
-constexpr bool kTsan = true;
-#else
-constexpr bool kTsan = false;
-#endif
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kAsan = true;
 #else

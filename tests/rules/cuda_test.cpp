@@ -32,11 +32,15 @@ std::vector<std::string> portability_violations(const SourceFile& file) {
   std::vector<std::string> found;
   if (!file.path.starts_with(kCudaFolder) || file.path.starts_with("core/backend/cuda/launch.")) return found;
   if (file.path.ends_with(".cpp")) return found;  // host code, which neither compiler of kernels sees
+  const bool ptx = file.path == "core/backend/cuda/ptx.h";
   std::smatch match;
   for (size_t i = 0; i < file.code.size(); i++) {
     if (std::regex_search(file.code[i], match, kForbidden)) {
-      found.push_back(
-          violation(file, i + 1, str("'", match[1].str(), "' belongs into core/backend/cuda/launch.h")));
+      const std::string name = match[1];
+      if (ptx && (name == "asm" || name == "__CUDACC__")) continue;
+      found.push_back(violation(
+          file, i + 1,
+          str("'", name, "' belongs into core/backend/cuda/", name == "asm" ? "ptx.h" : "launch.h")));
     }
   }
   return found;
@@ -78,6 +82,11 @@ TEST(CudaRules, AViolationIsFoundAndNamed) {
   EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.cu", "\n__shared__ int a[3];\n")),
             std::vector<std::string>{
                 "core/backend/cuda/x.cu:2: '__shared__' belongs into core/backend/cuda/launch.h"});
+  const std::string assembly = "asm volatile(\"bar.sync 0;\");\n";
+  EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.cu", assembly)),
+            std::vector<std::string>{"core/backend/cuda/x.cu:1: 'asm' belongs into core/backend/cuda/ptx.h"});
+  EXPECT_TRUE(portability_violations(make_source("core/backend/cuda/ptx.h", assembly)).empty());
+  EXPECT_EQ(portability_violations(make_source("core/backend/cuda/ptx.h", "__shared__ int a;\n")).size(), 1U);
   EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.cu", "k<<<1, 2>>>();\n")).size(), 1U);
   EXPECT_EQ(portability_violations(make_source("core/backend/cuda/x.h", "cudaMalloc(&p, 3);\n")).size(), 1U);
   EXPECT_TRUE(

@@ -24,6 +24,11 @@
   extern __shared__ __align__(128) unsigned char shoal_dynamic[]; \
   T* name = reinterpret_cast<T*>(shoal_dynamic)
 #endif
+#ifdef __CUDACC__
+#define SHOAL_UNROLL _Pragma("unroll")  // the loop after it: arrays it indexes stay in registers
+#else
+#define SHOAL_UNROLL
+#endif
 #define SHOAL_DEVICE __device__ __forceinline__
 /// `kernel` in parentheses when it has commas.
 #define SHOAL_LAUNCH(kernel, shape, ...) ::shoal::cuda::launch(#kernel, kernel, shape, __VA_ARGS__)

@@ -21,6 +21,8 @@ void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void __tsan_read_range(void* address, unsigned long bytes);
+void __tsan_write_range(void* address, unsigned long bytes);
 #endif
 #ifdef __SANITIZE_ADDRESS__
 void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t bytes);
@@ -146,6 +148,36 @@ void order_release_of([[maybe_unused]] Fiber& fiber, [[maybe_unused]] Fiber& run
   __tsan_release(address);
   __tsan_switch_to_fiber(running.tsan, kNoOrder);
 #endif
+}
+
+void unordered_copy([[maybe_unused]] void*& tsan, [[maybe_unused]] Fiber& running, [[maybe_unused]] void* to,
+                    [[maybe_unused]] size_t bytes_to, [[maybe_unused]] const void* from,
+                    [[maybe_unused]] size_t bytes_from, [[maybe_unused]] void* done) {
+#ifdef SHOAL_EMULATOR_TSAN
+  if (tsan == nullptr) tsan = __tsan_create_fiber(0);
+  char start = 0;
+  __tsan_release(&start);
+  __tsan_switch_to_fiber(tsan, kNoOrder);
+  __tsan_acquire(&start);
+  if (bytes_from > 0) __tsan_read_range(const_cast<void*>(from), bytes_from);
+  __tsan_write_range(to, bytes_to);
+  __tsan_release(done);
+  __tsan_switch_to_fiber(running.tsan, kNoOrder);
+#endif
+}
+
+void end_unordered([[maybe_unused]] void*& tsan) {
+#ifdef SHOAL_EMULATOR_TSAN
+  if (tsan != nullptr) __tsan_destroy_fiber(tsan);
+  tsan = nullptr;
+#endif
+}
+
+void read_seen(void* to, const void* from, size_t bytes) {
+#ifdef SHOAL_EMULATOR_TSAN
+  __tsan_read_range(const_cast<void*>(from), bytes);
+#endif
+  copy_unseen(to, from, bytes);
 }
 
 void forbid([[maybe_unused]] const void* data, [[maybe_unused]] size_t bytes) {

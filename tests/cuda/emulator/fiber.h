@@ -32,6 +32,15 @@ void order_acquire(void* address);
 /// A release by `fiber`, which will never go on, while `running` runs.
 void order_release_of(Fiber& fiber, Fiber& running, void* address);
 
+/// A copy that goes on beside all threads: to TSan it is made by a thread of its own, `tsan` (started when
+/// null), after what `running` did so far, and happens before an acquire of `done`. The bytes are not copied
+/// here.
+void unordered_copy(void*& tsan, Fiber& running, void* to, size_t bytes_to, const void* from,
+                    size_t bytes_from, void* done);
+void end_unordered(void*& tsan);
+/// Copies bytes that TSan sees the running fiber read.
+void read_seen(void* to, const void* from, size_t bytes);
+
 /// What ASan is to know: memory that must not, or may again, be touched.
 void forbid(const void* data, size_t bytes);
 void allow(const void* data, size_t bytes);

@@ -103,6 +103,7 @@ void run_kernel(Thread& me) {
     fault(str("divergent barrier: this thread ends, others wait at ", text_of(block.barrier_site)));
   }
   leave_warp(me);
+  check_copies(me);
 }
 
 void thread_main() {
@@ -164,6 +165,8 @@ void start_block(Block& block, uint64_t number) {
     t.warp->lanes[t.lane] = &t;
     t.index = {i % size.x, i / size.x % size.y, i / size.x / size.y};
     t.ended = false;
+    end_unordered(t.copies.tsan);
+    t.copies.num_pending = t.copies.group = t.copies.waited = t.copies.needed = 0;
     prepare(t.fiber, &thread_main);
     make_ready(&t);
   }

@@ -4,7 +4,8 @@
 // What makes a launch throw Error: a barrier that not all threads of a block reach, or that they reach at
 // different lines; lanes missing from a warp function or reading lanes outside its mask; threads that wait
 // for ever; sizes beyond the limits of the hardware; a store past the end of shared or global memory (a store
-// of other bytes than the guard holds: under ASan every access).
+// of other bytes than the guard holds: under ASan every access); a matrix or an asynchronous copy that is not
+// aligned or not in shared memory; an asynchronous copy that no wait waits for.
 #pragma once
 
 #include <cstddef>
@@ -74,6 +75,15 @@ Votes block_barrier(bool predicate, Site site);
 /// them to `all`. orders_memory: what a lane wrote before is seen by the others after.
 void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool orders_memory,
                    const char* function, Site site);
+
+/// Waits for all 32 lanes. The last one calls work(pointers), where pointer i is what lane i gave as `mine`.
+void warp_together(void* mine, void (*work)(void* const* lanes), const char* function, Site site);
+
+/// cp.async, its groups, and the wait for all but the last `may_pend` groups (see ptx.h). A wait is a
+/// Barrier.
+void start_copy(void* shared, const void* global, size_t bytes, Site site);
+void commit_copies();
+void wait_copies(unsigned may_pend, Site site);
 
 /// Memory of the block for the variable `key`; filled with 0xFF when the block starts, which is NaN.
 void* shared_variable(const void* key, size_t bytes, const char* name);

@@ -19,8 +19,27 @@ constexpr unsigned char kPoison = 0xFF;
 struct Block;
 struct Warp;
 
+/// 16 bytes on their way to shared memory: `bytes` of `from`, then zeros.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  size_t bytes;
+  uint64_t group;
+};
+struct AsyncCopies {
+  std::array<AsyncCopy, 256> pending;
+  size_t num_pending = 0;
+  uint64_t group = 0;   // that is open: committed groups so far
+  uint64_t waited = 0;  // groups before it are known to be done
+  uint64_t needed = 0;  // groups before it hold all copies
+  Site site{};          // of the last copy
+  void* tsan = nullptr;
+  std::array<char, 8> done{};  // of groups in turn, for TSan
+};
+
 struct Thread {
   Fiber fiber;
+  AsyncCopies copies;
   Block* block = nullptr;
   Warp* warp = nullptr;
   Index3 index;
@@ -98,6 +117,17 @@ uint64_t random_bits();
 void make_ready(Thread* thread);
 /// The running thread waits until someone makes it ready.
 void wait_in(const char* function, Site site);
+
+/// Notes a barrier that is executed, for barriers_seen.
+void remember(Site site);
+bool is_skipped(Site site);
+
+/// Faults unless the bytes lie in one shared variable of the running block.
+void require_shared(const void* data, size_t bytes, const char* function, Site site);
+/// Lets a copy of the thread arrive, perhaps.
+void progress_copies(Thread& thread);
+/// Faults when a copy of the thread was never waited for.
+void check_copies(const Thread& thread);
 
 void start_shared_memory(Block& block, size_t dynamic_bytes);
 /// The name of a variable behind whose end something was written; "" when there is none.

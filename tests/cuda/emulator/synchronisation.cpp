@@ -6,8 +6,6 @@
 
 namespace shoal::emulator {
 
-namespace {
-
 void remember(Site site) {
   State& s = state();
   for (const Barrier& b : s.barriers) {
@@ -22,6 +20,8 @@ bool is_skipped(Site site) {
   if (s.options.skip.empty()) return false;
   return s.options.skip == Barrier{s.launch.kernel, site.file, site.line}.name();
 }
+
+namespace {
 
 void complete_barrier(Block& block) {
   for (Thread* t : block.waiting) {
@@ -55,6 +55,46 @@ WarpMeeting& meeting_of(Warp& warp, unsigned bit, unsigned mask, const char* fun
   fault("too many warp functions at once");
 }
 
+/// The meeting that the running lane now takes part in, with its value.
+WarpMeeting& enter_meeting(unsigned mask, const void* in, size_t bytes, const char* function, Site site) {
+  Thread* me = state().current;
+  Warp& warp = *me->warp;
+  const unsigned bit = 1U << me->lane;
+  state().counts.warp_functions++;
+  progress_copies(*me);
+  if ((mask & bit) == 0) {
+    fault(str(function, " at ", site.file, ':', site.line, ": the calling lane ", me->lane,
+              " is not in mask ", mask));
+  }
+  if ((mask & warp.ended) != 0) {
+    fault(str(function, " at ", site.file, ':', site.line, ": mask ", mask, " names lanes that have ended"));
+  }
+  WarpMeeting& meeting = meeting_of(warp, bit, mask, function, site);
+  copy_unseen(meeting.values[me->lane].data(), in, bytes);
+  meeting.arrived |= bit;
+  return meeting;
+}
+
+/// Waits for the other lanes; the last one calls `work` unless it is null.
+void meet(WarpMeeting& meeting, void (*work)(void* const* lanes)) {
+  const Thread* me = state().current;
+  if (meeting.arrived != meeting.mask) return wait_in(meeting.function, meeting.site);
+  meeting.complete = true;
+  if (work != nullptr) {
+    std::array<void*, kLanes> lanes;
+    for (unsigned i = 0; i < kLanes; i++) copy_unseen(&lanes[i], meeting.values[i].data(), sizeof(void*));
+    work(lanes.data());
+  }
+  for (unsigned i = 0; i < kLanes; i++) {
+    if (i != me->lane && (meeting.mask >> i & 1U) != 0) make_ready(me->warp->lanes[i]);
+  }
+}
+
+void leave_meeting(WarpMeeting& meeting, unsigned bit) {
+  meeting.left |= bit;
+  if (meeting.left == meeting.mask) meeting.used = false;
+}
+
 char* place(Block& block, size_t bytes) {
   const size_t offset = (block.used + kGuard + kGuard - 1) / kGuard * kGuard;
   if (offset + bytes + kGuard > kArena) fault("too many shared variables");
@@ -81,6 +121,7 @@ Votes block_barrier(bool predicate, Site site) {
   s.counts.barriers++;
   remember(site);
   if (is_skipped(site)) return {predicate ? 1 : 0, predicate, predicate};
+  progress_copies(*me);
   if (block.running < block.size) {
     fault(str("divergent barrier: this thread is at ", site.file, ':', site.line, ", ",
               block.size - block.running, " threads of the block have ended"));
@@ -105,36 +146,23 @@ Votes block_barrier(bool predicate, Site site) {
 
 void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool orders_memory,
                    const char* function, Site site) {
-  Thread* me = state().current;
-  Warp& warp = *me->warp;
-  const unsigned bit = 1U << me->lane;
-  state().counts.warp_functions++;
-  if ((mask & bit) == 0) {
-    fault(str(function, " at ", site.file, ':', site.line, ": the calling lane ", me->lane,
-              " is not in mask ", mask));
-  }
-  if ((mask & warp.ended) != 0) {
-    fault(str(function, " at ", site.file, ':', site.line, ": mask ", mask, " names lanes that have ended"));
-  }
-  WarpMeeting& meeting = meeting_of(warp, bit, mask, function, site);
-  copy_unseen(meeting.values[me->lane].data(), in, bytes);
-  meeting.arrived |= bit;
+  const unsigned me = lane();
+  WarpMeeting& meeting = enter_meeting(mask, in, bytes, function, site);
   if (orders_memory) order_release(&meeting);
-  if (meeting.arrived == mask) {
-    meeting.complete = true;
-    for (unsigned i = 0; i < kLanes; i++) {
-      if (((mask & ~bit) >> i & 1U) != 0) make_ready(warp.lanes[i]);
-    }
-  } else {
-    wait_in(function, site);
-  }
+  meet(meeting, nullptr);
   if (orders_memory) order_acquire(&meeting);
   for (unsigned i = 0; i < kLanes; i++) {
     if ((mask >> i & 1U) != 0)
       copy_unseen(static_cast<char*>(all) + i * bytes, meeting.values[i].data(), bytes);
   }
-  meeting.left |= bit;
-  if (meeting.left == mask) meeting.used = false;
+  leave_meeting(meeting, 1U << me);
+}
+
+void warp_together(void* mine, void (*work)(void* const* lanes), const char* function, Site site) {
+  const unsigned me = lane();
+  WarpMeeting& meeting = enter_meeting(~0U, &mine, sizeof mine, function, site);
+  meet(meeting, work);
+  leave_meeting(meeting, 1U << me);
 }
 
 void leave_warp(Thread& thread) {
