@@ -9,7 +9,9 @@
 //   sums[0], [1] row g, columns 2t and 2t + 1;   sums[2], [3] the same of row g + 8
 #pragma once
 
-#ifdef __CUDACC__
+#ifndef __CUDACC__
+#include <emulated_ptx.h>
+#else
 #include <cstdint>
 
 #include "core/backend/cuda/launch.h"
@@ -77,6 +79,4 @@ SHOAL_DEVICE float exp2_approx(float x) {
 }
 
 }  // namespace shoal::cuda
-#else
-#include <emulated_ptx.h>
 #endif
