@@ -2,15 +2,19 @@
 
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
 #include <set>
 #include <thread>
 
 #include "core/nn/placement.h"
+#include "core/ops/reduce_rows.h"
+#include "core/tensor/stream.h"
 #include "parallel/checked_communicator.h"
 #include "parallel/collective_check.h"
 #include "parallel/open_calls.h"
@@ -61,6 +65,7 @@ class MpiCall final : public AwaitedCall, public OpenCalls {
   }
   /// Posts the first messages.
   void begin() {
+    if (on_device()) wait_for_device();
     next_stage();
     progress();
   }
@@ -75,9 +80,13 @@ class MpiCall final : public AwaitedCall, public OpenCalls {
   int rank() const { return group_->rank; }
   int size() const { return group_->size; }
   int64_t part_bytes() const { return signature().count * dtype_size(signature().dtype); }
+  Device device() const { return call_.in.device(); }
+  bool on_device() const { return call_.in.defined() && !call_.on_cpu(); }
   std::byte* in(int64_t offset) const { return call_.in.bytes() + offset; }
   std::byte* out(int64_t offset) const { return call_.out.bytes() + offset; }
 
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) const;
+  void wait_for_device() const;
   void send(const std::byte* data, int64_t bytes, int peer);
   void receive(std::byte* data, int64_t bytes, int peer);
   void check_received(int code);
@@ -87,6 +96,8 @@ class MpiCall final : public AwaitedCall, public OpenCalls {
   void exchange_parts_to_scratch(int64_t own_bytes, const std::vector<int64_t>& offsets,
                                  const std::vector<int64_t>& bytes);
   void reduce_scratch(const std::byte* own, std::byte* to, int64_t bytes);
+  std::byte* scratch_part(int from, int64_t bytes) const;
+  void reduce_on_device(const std::byte* own, std::byte* to, int64_t bytes) const;
   void gather_pieces();
   void start_all_gather();
   void start_all_to_all();
@@ -108,6 +119,19 @@ class MpiCall final : public AwaitedCall, public OpenCalls {
   std::vector<Expected> expected_;
   std::vector<MPI_Status> statuses_;
 };
+
+/// MPI knows nothing of streams: what it reads must be there, and what it writes must not be in use.
+void MpiCall::wait_for_device() const {
+  Event so_far;
+  so_far.record(current_stream(device()));
+  so_far.host_wait();
+}
+
+void MpiCall::copy(std::byte* to, const std::byte* from, int64_t bytes) const {
+  if (bytes == 0 || to == from) return;
+  device_runtime(device().type).copy(to, device(), from, device(), bytes);
+  if (on_device()) wait_for_device();
+}
 
 void MpiCall::send(const std::byte* data, int64_t bytes, int peer) {
   for (int64_t done = 0; done < bytes; done += mpi_limits().chunk_bytes) {
@@ -208,10 +232,12 @@ void MpiCall::piece_of(int r, int64_t* begin_bytes, int64_t* bytes) const {
 /// Sends part r of `in` to rank r and receives the own part of every other rank into scratch.
 void MpiCall::exchange_parts_to_scratch(int64_t own_bytes, const std::vector<int64_t>& offsets,
                                         const std::vector<int64_t>& bytes) {
-  scratch_ = Tensor::empty({(size() - 1) * own_bytes}, DType::u8);
+  const int64_t element = dtype_size(signature().dtype);
+  scratch_ = on_device() ? Tensor::empty({size(), own_bytes / element}, signature().dtype, device())
+                         : Tensor::empty({(size() - 1) * own_bytes}, DType::u8);
   for (int i = 1; i < size(); i++) {
     const int from = (rank() + i) % size();
-    receive(scratch_.bytes() + (i - 1) * own_bytes, own_bytes, from);
+    receive(scratch_part(from, own_bytes), own_bytes, from);
   }
   for (int i = 1; i < size(); i++) {
     const int to = (rank() + size() - i) % size();
@@ -219,11 +245,27 @@ void MpiCall::exchange_parts_to_scratch(int64_t own_bytes, const std::vector<int
   }
 }
 
+/// Where the part of another rank lies: on the host behind that of the rank before it, counted from this one;
+/// on a device in the order of sums, with a place for the own one.
+std::byte* MpiCall::scratch_part(int from, int64_t bytes) const {
+  return scratch_.bytes() + (on_device() ? from : (from + size() - rank()) % size() - 1) * bytes;
+}
+
+void MpiCall::reduce_on_device(const std::byte* own, std::byte* to, int64_t bytes) const {
+  copy(scratch_part(rank(), bytes), own, bytes);
+  const int64_t element = dtype_size(signature().dtype);
+  const Tensor out = call_.out.flat((to - call_.out.bytes()) / element, bytes / element);
+  reduce_rows(device(), scratch_, static_cast<RowReduction>(signature().op), out);
+  wait_for_device();
+}
+
 /// Sums the own part and the received ones in rank order.
 void MpiCall::reduce_scratch(const std::byte* own, std::byte* to, int64_t bytes) {
+  if (on_device()) return reduce_on_device(own, to, bytes);
   std::vector<const std::byte*> parts(static_cast<size_t>(size()), own);
-  for (int i = 1; i < size(); i++)
-    parts[static_cast<size_t>((rank() + i) % size())] = scratch_.bytes() + (i - 1) * bytes;
+  for (int from = 0; from < size(); from++) {
+    if (from != rank()) parts[static_cast<size_t>(from)] = scratch_part(from, bytes);
+  }
   reduce_parts(signature().dtype, signature().op, parts, to, bytes / dtype_size(signature().dtype));
 }
 
@@ -262,8 +304,7 @@ void MpiCall::start_all_gather() {
     receive(out(from * part_bytes()), part_bytes(), from);
   }
   for (int i = 1; i < size(); i++) send(in(0), part_bytes(), (rank() + size() - i) % size());
-  std::byte* own = out(rank() * part_bytes());
-  if (part_bytes() > 0 && own != in(0)) std::memcpy(own, in(0), static_cast<size_t>(part_bytes()));
+  copy(out(rank() * part_bytes()), in(0), part_bytes());
 }
 
 void MpiCall::start_all_to_all() {
@@ -282,8 +323,7 @@ void MpiCall::start_all_to_all() {
     const size_t to = (me + n - i) % n;
     send(in(send_at[to] * row_bytes), call_.send_rows[to] * row_bytes, static_cast<int>(to));
   }
-  if (const int64_t bytes = call_.send_rows[me] * row_bytes; bytes > 0)
-    std::memcpy(out(recv_at[me] * row_bytes), in(send_at[me] * row_bytes), static_cast<size_t>(bytes));
+  copy(out(recv_at[me] * row_bytes), in(send_at[me] * row_bytes), call_.send_rows[me] * row_bytes);
 }
 
 /// Dissemination: in round i every rank signals the one 2^i further on.
@@ -312,6 +352,9 @@ class MpiCommunicator final : public CheckedCommunicator {
   explicit MpiCommunicator(std::shared_ptr<MpiGroup> group)
       : CheckedCommunicator(group->rank, group->size, group->name), group_(std::move(group)) {}
 
+  bool carries(Device device) const override {
+    return device.type == DeviceType::cpu || mpi_limits().device_tensors;
+  }
   void barrier() override {
     if (size() > 1) start(CollectiveCall{}).wait();
   }
@@ -378,6 +421,14 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key, const s
 }
 
 }  // namespace
+
+bool mpi_knows_cuda() {
+#ifdef MPIX_CUDA_AWARE_SUPPORT  // the function is there; what it says is of this run
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
 
 MpiLimits& mpi_limits() {
   static MpiLimits limits;

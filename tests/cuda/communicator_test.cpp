@@ -13,28 +13,21 @@ namespace {
 using testing::communicator_cases;
 using testing::CommunicatorCase;
 using testing::error_of;
+using testing::run_case_on;
 constexpr Device kCuda{DeviceType::cuda, 0};
-
-class SuiteDevice {
- public:
-  explicit SuiteDevice(Device device) { testing::suite_device() = device; }
-  ~SuiteDevice() { testing::suite_device() = {}; }
-  SuiteDevice(const SuiteDevice&) = delete;
-  SuiteDevice& operator=(const SuiteDevice&) = delete;
-};
 
 class Staged : public ::testing::TestWithParam<CommunicatorCase> {};
 
 TEST_P(Staged, CarriesTensorsOfADevice) {
-  const SuiteDevice device(kCuda);
   for (const int n : {1, 2, 3, 5}) {
-    run_ranks(n, [&](const auto& world) { GetParam().run(stage_device_tensors(world)); });
+    run_ranks(n, [&](const auto& world) { run_case_on(kCuda, GetParam(), stage_device_tensors(world)); });
   }
 }
 
 TEST_P(Staged, CarriesTensorsOfADeviceOverSharedMemory) {
-  const SuiteDevice device(kCuda);
-  run_ranks(3, [&](const auto& world) { GetParam().run(stage_device_tensors(share_memory(world))); });
+  run_ranks(3, [&](const auto& world) {
+    run_case_on(kCuda, GetParam(), stage_device_tensors(share_memory(world)));
+  });
 }
 
 TEST_P(Staged, LetsTensorsOfTheHostPass) {

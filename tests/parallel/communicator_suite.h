@@ -19,10 +19,17 @@ struct CommunicatorCase {
 };
 const std::vector<CommunicatorCase>& communicator_cases();
 
-/// Where the cases put the tensors that they give to calls. Set before the ranks start.
+/// Where the cases of the calling rank put the tensors that they give to calls.
 inline Device& suite_device() {
-  static Device device;
+  thread_local Device device;
   return device;
+}
+/// Runs a case on tensors of `device`; called on each rank.
+inline void run_case_on(Device device, const CommunicatorCase& one,
+                        const std::shared_ptr<Communicator>& world) {
+  suite_device() = device;
+  one.run(world);
+  suite_device() = {};
 }
 template <class T>
 Tensor on_device(const std::vector<T>& values, const Shape& shape) {

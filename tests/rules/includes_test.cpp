@@ -73,7 +73,7 @@ const std::vector<Confinement> kConfinements = {
     {"HDF5", R"(^(hdf5|H5\w+|hdf5_hl)\.h$)",
      R"(^(launch/[^/]*(checkpoint|hdf5)[^/]*|launch/main\.cpp|tests/.*)$)"},
     {"CUDA and NCCL", R"(^(cuda.*|cublas.*|nccl.*|cooperative_groups.*|cub/.*|cudnn.*)$)",
-     R"(^(core/backend/cuda/.*|parallel/nccl_communicator\..*|tests/cuda/.*)$)"},
+     R"(^(core/backend/cuda/.*|parallel/nccl_(communicator|group)\..*|tests/cuda/.*)$)"},
     {"yaml-cpp", R"(^yaml-cpp/)", R"(^core/base/yaml\.cpp$)"},
     {"CBLAS", R"(^(cblas|f77blas|lapacke?|openblas.*)\.h$)", R"(^core/backend/cpu/gemm/.*$)"},
     {"LIBXSMM", R"(^libxsmm)", R"(^core/backend/cpu/gemm/.*$)"},

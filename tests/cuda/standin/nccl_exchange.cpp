@@ -1,0 +1,293 @@
+// The part of the stand-in of NCCL that runs in streams: ranks meet, and the last one moves the bytes.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/tensor/host_wait.h"
+#include "core/tensor/types.h"
+#include "tests/cuda/standin/nccl_world.h"
+#include "tests/cuda/standin/streams.h"
+
+namespace shoal::standin {
+
+namespace {
+
+template <class T>
+T combined(ncclRedOp_t op, T a, T b) {
+  if (op == ncclSum) return static_cast<T>(a + b);
+  return op == ncclMax ? std::max(a, b) : std::min(a, b);
+}
+BFloat16 combined(ncclRedOp_t op, BFloat16 a, BFloat16 b) {
+  return BFloat16(combined(op, static_cast<float>(a), static_cast<float>(b)));
+}
+
+/// out[i] = of all ranks' in[begin + i], the last rank first.
+template <class T>
+void reduce(const std::vector<NcclCallRecord>& calls, size_t begin, size_t count,
+            std::vector<std::byte>& out) {
+  out.resize(count * sizeof(T));
+  T* to = reinterpret_cast<T*>(out.data());
+  for (size_t i = 0; i < count; i++) {
+    T sum = static_cast<const T*>(calls.back().in)[begin + i];
+    for (size_t r = calls.size() - 1; r-- > 0;)
+      sum = combined(calls[0].reduction, sum, static_cast<const T*>(calls[r].in)[begin + i]);
+    to[i] = sum;
+  }
+}
+
+void reduce_any(const std::vector<NcclCallRecord>& calls, size_t begin, size_t count,
+                std::vector<std::byte>& out) {
+  switch (calls[0].type) {
+    case ncclFloat32:
+      return reduce<float>(calls, begin, count, out);
+    case ncclBfloat16:
+      return reduce<BFloat16>(calls, begin, count, out);
+    case ncclFloat64:
+      return reduce<double>(calls, begin, count, out);
+    case ncclInt32:
+      return reduce<int32_t>(calls, begin, count, out);
+    case ncclInt64:
+      return reduce<int64_t>(calls, begin, count, out);
+    case ncclUint8:
+      return reduce<uint8_t>(calls, begin, count, out);
+    default:
+      SHOAL_CHECK(false, "stand-in of NCCL: no sums of type ", static_cast<int>(calls[0].type));
+  }
+}
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+}
+
+/// A rank has aborted its communicator. NCCL's work would not end by itself, so the checks have a say first.
+[[noreturn]] void end_broken_work() {
+  run_host_wait_checks(0);
+  throw Error("stand-in of NCCL: work of a communicator that has been aborted");
+}
+
+/// Waits a little for other ranks, outside of the lock.
+class Patience {
+ public:
+  void wait() {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    run_host_wait_checks(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count());
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+/// The work that rank `rank` has in a stream and not begun; false when there is none. Locked.
+bool next_launch(const NcclWorld& world, int rank, NcclLaunch& launch) {
+  const auto& launched = world.launched[static_cast<size_t>(rank)];
+  if (launched.empty()) return false;
+  launch = launched.front();
+  return true;
+}
+
+/// The number of the work in its stream; 0 where streams run everything at once.
+template <class Stream>
+uint64_t enqueue_numbered(Stream stream, const std::function<void()>& work) {
+  if constexpr (std::is_void_v<decltype(enqueue(stream, "nccl", work))>) {
+    enqueue(stream, "nccl", work);
+    return 0;
+  } else {
+    return enqueue(stream, "nccl", work);
+  }
+}
+
+/// One piece of work of a rank.
+class Turn {
+ public:
+  Turn(ncclComm_t comm, std::vector<NcclCallRecord> calls, uint64_t sequence, uint64_t collective)
+      : world_(comm->world),
+        rank_(comm->rank),
+        calls_(std::move(calls)),
+        sequence_(sequence),
+        collective_(collective) {}
+
+  bool begun() const { return begun_; }  // locked
+  void run() {
+    {
+      const NcclLock lock;
+      auto& launched = world_->launched[static_cast<size_t>(rank_)];
+      std::erase_if(launched, [&](const NcclLaunch& l) { return l.sequence <= sequence_; });
+      begun_ = true;
+    }
+    for (const NcclCallRecord& call : calls_) touch(call);
+    if (calls_[0].op == NcclOp::send || calls_[0].op == NcclOp::receive) {
+      exchange_messages();
+    } else {
+      meet();
+    }
+  }
+
+ private:
+  bool broken() const {
+    const NcclLock lock;
+    return world_->broken;
+  }
+  void touch(const NcclCallRecord& c) const {
+    const size_t bytes = c.count * nccl_type_bytes(c.type), all = bytes * static_cast<size_t>(world_->size);
+    const bool reads = c.op != NcclOp::receive && !(c.op == NcclOp::broadcast && c.peer != rank_);
+    if (reads) will_read(c.in, c.op == NcclOp::reduce_scatter ? all : bytes);
+    if (c.op != NcclOp::send) will_write(c.out, c.op == NcclOp::all_gather ? all : bytes);
+  }
+
+  /// Until done(): lets the streams of ranks for which wanted() holds go on.
+  template <class Done, class Wanted>
+  void wait(const Done& done, const Wanted& wanted) {
+    Patience patience;
+    for (;;) {
+      NcclLaunch launch;
+      bool found = false, is_broken = false;
+      {
+        const NcclLock lock;
+        if (done()) return;
+        is_broken = world_->broken;
+        for (int r = 0; r < world_->size && !found; r++)
+          found = r != rank_ && wanted(r) && next_launch(*world_, r, launch);
+      }
+      if (is_broken) end_broken_work();
+      if (found) {
+        run_until(launch.stream, launch.number);
+      } else {
+        patience.wait();
+      }
+    }
+  }
+
+  void meet() {
+    std::shared_ptr<NcclMeeting> meeting;
+    if (broken()) end_broken_work();
+    {
+      const NcclLock lock;
+      meeting = world_->meetings.at(collective_);
+      release(&meeting->order);
+      meeting->arrived[static_cast<size_t>(rank_)] = true;
+      if (++meeting->num_arrived == world_->size) {
+        acquire(&meeting->order);
+        carry_out(meeting->calls);
+        release(&meeting->order);
+        meeting->done = true;
+        world_->meetings.erase(collective_);
+      }
+    }
+    wait([&] { return meeting->done; }, [&](int r) { return !meeting->arrived[static_cast<size_t>(r)]; });
+    acquire(&meeting->order);
+  }
+
+  void exchange_messages() {
+    std::vector<std::shared_ptr<bool>> done;
+    if (broken()) end_broken_work();
+    {
+      const NcclLock lock;
+      release(order_.get());
+      for (const NcclCallRecord& call : calls_) {
+        done.push_back(std::make_shared<bool>(false));
+        const bool is_send = call.op == NcclOp::send;
+        const std::pair<int, int> way = is_send ? std::pair(rank_, call.peer) : std::pair(call.peer, rank_);
+        (is_send ? world_->sends : world_->receives)[way].push_back({call, done.back(), order_});
+        match(way);
+      }
+    }
+    wait([&] { return std::all_of(done.begin(), done.end(), [](const auto& d) { return *d; }); },
+         [&](int r) {
+           for (size_t i = 0; i < calls_.size(); i++) {
+             if (calls_[i].peer == r && !*done[i]) return true;
+           }
+           return false;
+         });
+    acquire(order_.get());
+  }
+
+  /// Locked. Copies what has both its ends.
+  void match(const std::pair<int, int>& way) {
+    auto &sends = world_->sends[way], &receives = world_->receives[way];
+    while (!sends.empty() && !receives.empty()) {
+      const NcclMessage from = sends.front(), to = receives.front();
+      sends.pop_front();
+      receives.pop_front();
+      SHOAL_CHECK(from.call.count == to.call.count && from.call.type == to.call.type,
+                  "stand-in of NCCL: rank ", way.first, " sends ", from.call.count, " elements to rank ",
+                  way.second, ", which expects ", to.call.count);
+      acquire(from.order.get());
+      acquire(to.order.get());
+      copy_bytes(to.call.out, from.call.in, from.call.count * nccl_type_bytes(from.call.type));
+      release(from.order.get());
+      release(to.order.get());
+      *from.done = *to.done = true;
+    }
+  }
+
+  std::shared_ptr<NcclWorld> world_;
+  int rank_;
+  std::vector<NcclCallRecord> calls_;
+  uint64_t sequence_, collective_;
+  bool begun_ = false;
+  std::shared_ptr<char> order_ = std::make_shared<char>();
+};
+
+}  // namespace
+
+void carry_out(const std::vector<NcclCallRecord>& calls) {
+  const NcclCallRecord& first = calls[0];
+  const size_t bytes = first.count * nccl_type_bytes(first.type);
+  std::vector<std::byte> sum;
+  switch (first.op) {
+    case NcclOp::all_reduce:
+      reduce_any(calls, 0, first.count, sum);
+      for (const auto& c : calls) copy_bytes(c.out, sum.data(), bytes);
+      return;
+    case NcclOp::reduce_scatter: {
+      std::vector<std::vector<std::byte>> parts(calls.size());  // outputs may lie in inputs
+      for (size_t r = 0; r < calls.size(); r++) reduce_any(calls, r * first.count, first.count, parts[r]);
+      for (size_t r = 0; r < calls.size(); r++) copy_bytes(calls[r].out, parts[r].data(), bytes);
+      return;
+    }
+    case NcclOp::all_gather:
+      for (const auto& to : calls) {
+        for (size_t r = 0; r < calls.size(); r++)
+          copy_bytes(static_cast<std::byte*>(to.out) + r * bytes, calls[r].in, bytes);
+      }
+      return;
+    case NcclOp::broadcast:
+      for (const auto& to : calls) copy_bytes(to.out, calls[static_cast<size_t>(first.peer)].in, bytes);
+      return;
+    case NcclOp::send:
+    case NcclOp::receive:
+      break;
+  }
+}
+
+void launch_nccl(ncclComm_t comm, std::vector<NcclCallRecord> calls) {
+  const cudaStream_t stream = calls[0].stream;
+  const uint64_t sequence = comm->num_launches++;
+  uint64_t collective = 0;
+  const auto rank = static_cast<size_t>(comm->rank);
+  if (calls[0].op != NcclOp::send && calls[0].op != NcclOp::receive) {
+    collective = comm->num_collectives++;
+    const NcclLock lock;
+    std::shared_ptr<NcclMeeting>& meeting = comm->world->meetings[collective];
+    if (!meeting) {
+      meeting = std::make_shared<NcclMeeting>();
+      meeting->calls.resize(static_cast<size_t>(comm->world->size));
+      meeting->arrived.resize(meeting->calls.size());
+      meeting->calls.assign(meeting->calls.size(), calls[0]);
+    }
+    const NcclCallRecord& other = meeting->calls[rank];
+    SHOAL_CHECK(other.op == calls[0].op && other.count == calls[0].count && other.type == calls[0].type &&
+                    other.reduction == calls[0].reduction && other.peer == calls[0].peer,
+                "stand-in of NCCL: rank ", comm->rank, " calls ", nccl_op_name(calls[0].op), " of ",
+                calls[0].count, " elements, another rank ", nccl_op_name(other.op), " of ", other.count);
+    meeting->calls[rank] = calls[0];
+  }
+  auto turn = std::make_shared<Turn>(comm, std::move(calls), sequence, collective);
+  const uint64_t number = enqueue_numbered(stream, [turn] { turn->run(); });
+  const NcclLock lock;
+  if (!turn->begun()) comm->world->launched[rank].push_back({stream, number, sequence});
+}
+
+}  // namespace shoal::standin
