@@ -105,8 +105,9 @@ TrainedTokenizer BpeTrainer::train() {
   const auto size = static_cast<int64_t>(model.tokens.size());
   if (size < options_.vocab_size) {
     result.note = str("bpe: the vocabulary has ", size, " tokens instead of ", options_.vocab_size,
-                      ": no pair of tokens is left in the text that occurs at least ",
-                      options_.min_frequency <= 1 ? str("once") : str(options_.min_frequency, " times"));
+                      options_.min_frequency <= 1 ? str(": the text has no more pairs of tokens to merge")
+                                                  : str(": no other pair of tokens occurs at least ",
+                                                        options_.min_frequency, " times in the text"));
   }
   result.tokenizer = std::make_unique<BpeTokenizer>(std::move(model));
   return result;

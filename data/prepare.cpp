@@ -117,6 +117,7 @@ class Preparation {
       throw;
     }
     if (auto report = finished()) return *report;
+    report_.replaced = fs::exists(path_of("dataset.json"));
     remove_leftovers();
     make_tokenizer();
     encode();

@@ -44,6 +44,7 @@ inline constexpr int64_t kMaxDescriptionBytes = int64_t{1} << 30;
 
 struct PrepareReport {
   bool up_to_date = false;  // nothing had to be done
+  bool replaced = false;    // the folder held a dataset of other text or settings, or a damaged one
   int64_t files = 0, documents = 0, empty_documents = 0;
   int64_t tokens = 0;      // with begin/end-of-document tokens
   int64_t text_bytes = 0;  // of the documents

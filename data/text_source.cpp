@@ -52,7 +52,7 @@ void list_folder(const std::string& folder, const std::vector<std::string>& exte
   if (error) throw UsageError(str("text ", folder, ": cannot list the folder: ", error.message()));
   if (files.size() == before) {
     throw UsageError(str("text ", folder, ": the folder has no files that end with ", join(extensions, " | "),
-                         "; set extensions"));
+                         "; set data.extensions"));
   }
 }
 
@@ -104,7 +104,7 @@ void jsonl_documents(const std::string& path, std::string_view text, const std::
     }
     if (!value.is_object() || !value.contains(text_key) || !value[text_key].is_string()) {
       throw UsageError(str(path, ":", number, ": expected a JSON object with a string under \"", text_key,
-                           "\"; set text_key if the text has another key"));
+                           "\"; set data.text_key if the text has another key"));
     }
     fn(value[text_key].get_ref<const std::string&>(), end);
   }
@@ -123,7 +123,8 @@ std::vector<TextFile> list_text_files(const std::vector<std::string>& paths,
     } else if (status.type() == fs::file_type::regular) {
       files.push_back(text_file(path));
     } else if (status.type() == fs::file_type::not_found) {
-      throw UsageError(str("text ", path, ": no such file or folder"));
+      throw UsageError(str("text ", path, ": no such file or folder",
+                           fs::path(path).is_relative() ? str(" in ", fs::current_path().string()) : ""));
     } else {
       throw UsageError(str("text ", path, ": expected a file or a folder, got ",
                            error ? "an error: " + error.message() : "a device, pipe or socket"));

@@ -1,5 +1,6 @@
 // shoal bench.
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/base/log.h"
@@ -26,6 +27,8 @@ int bench(const CLI::App& command, const BenchArguments& arguments) {
   if (arguments.config.empty() && !overrides.empty())
     throw UsageError(
         str("bench: '", overrides.front(), "' is a setting of no config; name the config first"));
+  if (arguments.config.find('=') != std::string::npos && !std::filesystem::exists(arguments.config))
+    throw UsageError(str("bench: '", arguments.config, "' is a setting of no config; name the config first"));
   return run_world([&](const std::shared_ptr<Communicator>& world) {
     check_kernel_choice();
     std::optional<LoadedConfig> loaded;
@@ -61,7 +64,7 @@ void add_bench_command(CLI::App& app, CommandAction& action) {
   command->add_option("config", a->config, "experiment file (YAML) whose training step is measured too");
   command->add_option("settings", a->settings, "key=value pairs that override the file");
   command->add_option("--seconds", a->options.seconds, "time of one measurement, of which there are about 60")
-      ->check(number_in(0, 3600))
+      ->check(number_in(0.001, 3600))
       ->capture_default_str();
   command->add_flag("--json", a->json, "print JSON instead of a table");
   command->callback([=, &action] { action = [=] { return bench(*command, *a); }; });

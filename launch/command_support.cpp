@@ -104,7 +104,11 @@ void apply_threads(const TrainConfig& config) {
   int usable = 1;
   if (sched_getaffinity(0, sizeof cores, &cores) == 0) usable = CPU_COUNT(&cores);
   const int local = std::max(1, launch_info().local_size);
-  set_num_threads(static_cast<int>(config.run.threads.value_or(std::max(1, usable / local))));
+  const auto threads = static_cast<int>(config.run.threads.value_or(std::max(1, usable / local)));
+  if (threads > usable)
+    log::warn("run.threads is ", threads, " but this process has ", usable,
+              " cores: threads that share a core wait for each other");
+  set_num_threads(threads);
 }
 
 namespace {

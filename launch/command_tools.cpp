@@ -40,16 +40,21 @@ std::string settings_below(const TrainConfig& config, const std::string& key, co
   return out.empty() ? out : str("in ", file, ":\n", out);
 }
 
-/// A comment under the printed config. Without --world: for as few ranks as the layout needs.
+/// A comment under the printed config. Without --world: for as few ranks as the layout needs. Throws
+/// UsageError when there is no such layout.
 std::string memory_line(const LoadedConfig& loaded, int world) {
   const ParallelOptions& parallel = loaded.config.parallel;
-  if (world <= 0) world = static_cast<int>(std::lcm(parallel.dp.value_or(1), parallel.ep.value_or(1)));
+  if (world <= 0) {
+    const int64_t model = parallel.tp * parallel.cp * parallel.pp;
+    world =
+        static_cast<int>(std::lcm(model * parallel.dp.value_or(1), parallel.etp * parallel.ep.value_or(1)));
+  }
   ConfigErrors errors;
   const TrainConfig& config = loaded.config;
   const LayoutFacts facts{world, config.model_options().num_experts(), config.data.global_batch,
                           config.data.micro_batch.value_or(0)};
   const ParallelLayout layout = resolve_layout(parallel, facts, loaded.tree, errors);
-  if (!errors.empty()) return "";  // no layout without --world
+  errors.throw_if_any();
   const MemoryEstimate estimate = estimate_memory(config, layout, expected_vocab_size(config));
   const double available = available_memory();
   std::string line =

@@ -106,17 +106,19 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
 }
 
 std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds,
-                    const MemoryUse& memory) {
+                    const MemoryUse& memory, bool saved) {
   const std::string run = config.run_folder();
   const int64_t steps = last_step - first_step + 1;
   return format("time       %s for %s, evaluation and saving included\n", human_duration(seconds).c_str(),
                 plural(steps, "step").c_str()) +
          str("memory     peak ", human_bytes(memory.peak_bytes), " of tensors, predicted ",
              memory.predicted.total_text(), "\n") +
-         str("folder     ", run, ": checkpoints, metrics.jsonl, config.yaml, tokenizer.json\n", "next       ",
-             program_invocation_name, " generate ", run, " --prompt \"Your text\"\n", "           ",
-             program_invocation_name, " report ", run, "\n", "           ", program_invocation_name, " eval ",
-             run);
+         str("folder     ", run, ": ", saved ? "checkpoints, " : "no checkpoint, ",
+             "metrics.jsonl, config.yaml, tokenizer.json\n", "next       ", program_invocation_name,
+             " report ", run) +
+         (saved ? str("\n           ", program_invocation_name, " generate ", run,
+                      " --prompt \"Your text\"\n", "           ", program_invocation_name, " eval ", run)
+                : "");
 }
 
 std::string run_record(const TrainConfig& config, TrainEngine& engine, int world_size) {

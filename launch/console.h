@@ -33,8 +33,8 @@ struct MemoryUse {
   MemoryEstimate predicted;
 };
 /// How long steps first_step..last_step took with everything, the memory it took, where the results lie, what
-/// to do with them.
+/// to do with them. saved: there is a checkpoint.
 std::string run_end(const TrainConfig& config, int64_t first_step, int64_t last_step, double seconds,
-                    const MemoryUse& memory);
+                    const MemoryUse& memory, bool saved);
 
 }  // namespace shoal

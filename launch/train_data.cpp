@@ -61,6 +61,11 @@ void prepare_with_progress(const PrepareOptions& options) {
     log::info("data       ", options.output, " (", human_count(static_cast<double>(report.tokens)),
               " tokens, already prepared)");
   } else {
+    if (report.replaced)
+      log::warn(
+          options.output,
+          " held data of other text or settings, or damaged data, which is replaced; runs that use it want a "
+          "data.prepared of their own");
     log::info(report.text());
   }
 }

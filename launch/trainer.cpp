@@ -120,11 +120,18 @@ void Trainer::restore() {
   check_resumed_config(*found);
   checkpoints_->load(*found, engine_->state(), config_.run.allow_config_change);
   progress_ = Progress::from_json(found->state_json);
-  if (progress_.data_fingerprint != data_.train->fingerprint() && !config_.run.allow_config_change) {
-    throw UsageError(
-        str("resume from ", found->path.string(), ": the training data is not what it was (fingerprint ",
-            progress_.data_fingerprint, ", now ", data_.train->fingerprint(), "); restore the text, delete ",
-            config_.data.prepared, " if its files were changed, or set run.allow_config_change: true"));
+  const uint64_t data_now = data_.train->fingerprint();
+  if (progress_.data_fingerprint != data_now) {
+    const std::string what =
+        str("the training data (text, tokenizer, data.seq_len, split, order) is not what it was "
+            "(fingerprint ",
+            progress_.data_fingerprint, ", now ", data_now, ")");
+    if (!config_.run.allow_config_change)
+      throw UsageError(str("resume from ", found->path.string(), ": ", what,
+                           "; restore the text and the settings, delete ", config_.data.prepared,
+                           " if its files were changed, or set run.allow_config_change: true"));
+    if (world_->rank() == 0) log::warn(what);
+    progress_.data_fingerprint = data_now;  // accepted once
   }
   engine_->optimizer().set_num_steps(progress_.optimizer_steps);
   last_saved_ = progress_.step;
@@ -444,7 +451,8 @@ TrainEnd Trainer::finish(bool stopped) {
     if (!result.empty()) log::info("\n", result);
     const MemoryUse memory{device_runtime(device_.type).stats().peak_bytes,
                            estimate_memory(config_, mesh_->layout(), data_.vocab_size)};
-    log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_, memory));
+    log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_, memory,
+                      last_saved_ >= 0));
   }
   if (save_failed_) {
     if (speaks) {

@@ -105,7 +105,9 @@ void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
   rules.require(facts.global_batch >= 1 && facts.global_batch % per_pass == 0, "data.global_batch",
                 "expected a multiple of micro_batch (", micro_batch, ") x dp (", dp, ") = ", per_pass,
                 ", because accumulation = global_batch / (micro_batch x dp) must be whole; got ",
-                facts.global_batch, "; change global_batch, micro_batch or the number of ranks");
+                facts.global_batch, "; start a number of ranks that divides it, or change data.global_batch",
+                micro_batch > 1 ? " or data.micro_batch" : "",
+                " (a run that is resumed keeps its global_batch)");
 }
 
 }  // namespace

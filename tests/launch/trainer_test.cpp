@@ -95,6 +95,15 @@ TEST(Trainer, RS_09_ChangedSettingsAreRefusedOrListed) {
             TrainEnd::done);
 }
 
+TEST(Trainer, RS_09_AnAcceptedChangeOfTheDataIsAcceptedOnce) {
+  TinyRun run;
+  run.train(1, {"run.steps=3"});
+  EXPECT_THROW(run.train(1, {"run.steps=4", "data.seq_len=8"}), Error);
+  run.train(1, {"run.steps=4", "data.seq_len=8", "run.allow_config_change=true"});
+  EXPECT_EQ(run.train(1, {"run.steps=5", "data.seq_len=8"}).end, TrainEnd::done);
+  EXPECT_THROW(run.train(1, {"run.steps=6"}), Error) << "back to the old data is a change, too";
+}
+
 TEST(Trainer, LR_03_ScheduleAndCountersAdvancePerStepNotPerMicroBatch) {
   TinyRun one, four;
   const RunOutcome a = one.train(1, {"run.steps=4"}),

@@ -106,10 +106,12 @@ TEST(ResolveLayout, CF_03_ReportsEveryViolatedRuleAtOnce) {
   EXPECT_EQ(
       messages[2],
       "config parallel.ep (exp.yaml:1:23): ep (3) must divide num_experts (8); 2 experts are left over");
-  EXPECT_EQ(messages[3],
-            "config data.global_batch (exp.yaml:2:22): expected a multiple of micro_batch (2) x dp (2) = 4, "
-            "because accumulation = global_batch / (micro_batch x dp) must be whole; got 7; change "
-            "global_batch, micro_batch or the number of ranks");
+  EXPECT_EQ(
+      messages[3],
+      "config data.global_batch (exp.yaml:2:22): expected a multiple of micro_batch (2) x dp (2) = 4, "
+      "because accumulation = global_batch / (micro_batch x dp) must be whole; got 7; start a number of "
+      "ranks that divides it, or change data.global_batch or data.micro_batch (a run that is resumed "
+      "keeps its global_batch)");
 }
 
 TEST(ResolveLayout, RefusesExpertParallelismWithoutEnoughExperts) {

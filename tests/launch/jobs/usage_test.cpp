@@ -48,7 +48,23 @@ TEST(Usage, BenchRefusesWhatItCannotMeasureBeforeItMeasures) {
   expect_refused(folder.shoal({"bench", "tiny.yaml", "run.profile_after=7"}),
                  {"config run.profile_after (command line)", "has no meaning with run.profile: 0"});
   expect_refused(folder.shoal({"bench", "--run.steps=3"}), {"run.steps=3", "name the config first"});
+  expect_refused(folder.shoal({"bench", "run.steps=3"}), {"run.steps=3", "name the config first"});
   expect_refused(folder.shoal({"bench", "--seconds", "-1"}), {"--seconds"});
+}
+
+TEST(Usage, ALayoutThatNoNumberOfRanksCanHaveIsRefusedWithoutOne) {
+  const ShoalFolder folder;
+  expect_refused(folder.shoal({"config", "tiny.yaml", "parallel.tp=2"}), {"parallel.tp"});
+  EXPECT_EQ(folder.shoal({"config", "tiny.yaml"}).code, 0);
+}
+
+TEST(Usage, ARunThatSavesNothingPromisesNoCheckpoint) {
+  const ShoalFolder folder;
+  const Ended run =
+      folder.shoal({"train", "tiny.yaml", "run.steps=1", "checkpoint.every=0", "checkpoint.at_end=false"});
+  EXPECT_EQ(run.code, 0) << run.all();
+  EXPECT_TRUE(contains(run.out, "no checkpoint")) << run.out;
+  EXPECT_FALSE(contains(run.out, " generate ")) << run.out;
 }
 
 TEST(Usage, WrongKernelVariablesAreRefusedByWhateverUsesKernels) {
