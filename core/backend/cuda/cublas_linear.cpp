@@ -3,12 +3,23 @@
 #include <vector>
 
 #include "core/backend/cuda/cublas.h"
+#include "core/backend/cuda/grouped_gemm.h"
 #include "core/ops/bf16_linear.h"
 #include "core/ops/linear.h"
 
 namespace shoal::cuda {
 
 namespace {
+
+// Groups with fewer rows than this on average share one launch of our own kernel. A group of so many rows and
+// 2048 columns fills no more than half of the 132 processors of an H100 with cuBLAS's tiles of 128 x 128. To
+// be tuned on hardware.
+constexpr int64_t kFewRowsPerGroup = 256;
+
+bool in_one_launch(std::span<const int64_t> rows, int64_t total) {
+  const auto groups = static_cast<int64_t>(rows.size());
+  return groups > 1 && total < kFewRowsPerGroup * groups;
+}
 
 void check_dtypes(const char* where, const Tensor& a, const Tensor& b, const Tensor& c) {
   SHOAL_CHECK(a.dtype() == c.dtype() && b.dtype() == c.dtype() &&
@@ -148,6 +159,7 @@ void packed_rows_impl(PackedUse use, const Tensor& x, const Tensor& packed, cons
   SHOAL_CHECK(use != PackedUse::both, where, ": expected the use `forward` or `backward`");
   check_rows(where, rows, x.size(0));
   const bool transposed = use == PackedUse::forward;  // the copy is [N, K], of y = x W^T
+  if (in_one_launch(rows, x.size(0))) return grouped_rows_product(x, packed, transposed, y, rows);
   Product p = product_of(x, packed, y);
   p.k = x.size(1);
   p.n = y.size(1);
@@ -165,6 +177,7 @@ void bf16_reduce_impl(bool accumulate, const Tensor& a, const Tensor& b, const T
               where, ": expected bf16 [R, N]^T x [R, K] -> f32 [", groups, ", N, K], got ", a.dtype(), ' ',
               a.shape(), "^T x ", b.dtype(), ' ', b.shape(), " -> ", c.dtype(), ' ', c.shape());
   check_rows(where, rows, a.size(0));
+  if (in_one_launch(rows, a.size(0))) return grouped_reduce_product(accumulate, a, b, c, rows);
   Product p = product_of(a, b, c);
   p.m = a.size(1);
   p.n = b.size(1);

@@ -95,7 +95,7 @@ TEST(CudaProducts, OfBf16AreThoseOfTheCpu) {
     bool by_library;
   };
   for (const Case& c : {Case{{9}, 24, 40, true}, Case{{5}, 13, 7, true}, Case{{300, 0, 500}, 9, 16, true},
-                        Case{{3, 0, 70, 1}, 24, 40, true}, Case{{0}, 5, 6, true}}) {
+                        Case{{3, 0, 70, 1}, 24, 40, false}, Case{{0}, 5, 6, true}}) {
     const auto groups = static_cast<int64_t>(c.rows.size());
     const Tensors in =
         all_as({normal({sum_of(c.rows), c.inputs}, 1), normal({groups, c.outputs, c.inputs}, 2),
