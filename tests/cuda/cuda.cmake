@@ -62,7 +62,6 @@ endif()
 # Thousands of calls of ranks that are threads: too slow for TSan.
 list(FILTER cuda_test_sources EXCLUDE REGEX "/(nccl_)?communicator_test\\.cpp$")
 set(tsan_objects "")
-list(FILTER cuda_test_sources EXCLUDE REGEX "communicator")  # they need the folder parallel, and MPI
 set(cuda_header_flags ${CUDAToolkit_INCLUDE_DIRS})
 list(TRANSFORM cuda_header_flags PREPEND -isystem)
 foreach(source IN LISTS SHOAL_CUDA_SOURCES SHOAL_CUDA_HOST_SOURCES cuda_test_sources cuda_emulator_sources
