@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sync-mutation score: each barrier, and each wait for asynchronous copies, of each CUDA kernel does nothing in
-# turn; then some test must fail, by a wrong value in the Release build or by a race that TSan reports. Prints
-# the survivors and the score; exit status 0 only at 100 %.
+# Sync-mutation score: each barrier of a block or a warp, and each wait for asynchronous copies, of each CUDA kernel
+# does nothing in turn; then some test must fail, by a wrong value in the Release build or by a race that TSan
+# reports. Prints the survivors and the score; exit status 0 only at 100 %.
 #   tests/cuda/mutate.sh [BUILD_FOLDER]
 set -uo pipefail
 
@@ -29,7 +29,7 @@ main() {
       echo "never executed: the barrier of $file:$line"
       unseen=$((unseen + 1))
     fi
-  done < <(grep -nE '__syncthreads(_or|_and|_count)?\(|wait_copies<[0-9]+>\(' core/backend/cuda/*)
+  done < <(grep -nE '__syncthreads(_or|_and|_count)?\(|__syncwarp\(|wait_copies<[0-9]+>\(' core/backend/cuda/*)
   while IFS=$'\t' read -r suite barrier; do
     suite=${suite%%.*}
     total=$((total + 1))

@@ -147,6 +147,10 @@ Votes block_barrier(bool predicate, Site site) {
 void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool orders_memory,
                    const char* function, Site site) {
   const unsigned me = lane();
+  if (orders_memory) {
+    remember(site);
+    if (is_skipped(site)) return;
+  }
   WarpMeeting& meeting = enter_meeting(mask, in, bytes, function, site);
   if (orders_memory) order_release(&meeting);
   meet(meeting, nullptr);
