@@ -315,6 +315,7 @@ void run_grid(const char* kernel, Index3 grid, Index3 block, size_t shared_bytes
       State& s = state();
       for (const auto& b : s.blocks) {
         for (unsigned i = 0; i < b->size && b->running > 0; i++) {
+          for (char& done : b->threads[i]->copies.done) order_acquire(&done);  // of copies not waited for
           if (!b->threads[i]->ended)
             order_release_of(b->threads[i]->fiber, s.host.fiber, &s.launch.end_order);
         }
