@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/autograd/accumulate.h"
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "data/batch_loader.h"
@@ -11,27 +12,15 @@ namespace shoal {
 
 namespace {
 
-int64_t count_labels(const ModelBatch& batch) {
-  int64_t count = 0;
-  const Tensor host = batch.labels_T.to(Device{});
-  const int32_t* labels = host.data<int32_t>();
-  for (int64_t i = 0; i < host.numel(); i++) count += labels[i] >= 0;
-  return count;
-}
-
-int64_t count_tokens(const ModelBatch& batch) {
-  if (!batch.valid_T.defined()) return batch.tokens_T.numel();
-  int64_t count = 0;
-  const Tensor host = batch.valid_T.to(Device{});
-  const uint8_t* valid = host.data<uint8_t>();
-  for (int64_t i = 0; i < host.numel(); i++) count += valid[i] != 0;
-  return count;
-}
-
 constexpr const char* kSums = "sums and counts";
 
-double value_of(const Tensor& scalar) {
-  return scalar.defined() ? scalar.item() : 0;
+/// The sums of a step, f64 on the device, which the host reads once: losses of this rank and of all (each lm,
+/// aux, z), squares of dense and of expert gradients.
+enum Sum : int64_t { kOwnLosses = 0, kLosses = 3, kSquares = 6, kNumSums = 8 };
+
+/// sum += term, a loss; undefined: 0.
+void add_term(const Tensor& sum, const Tensor& term) {
+  if (term.defined()) accumulate(sum.device(), sum, term);
 }
 
 }  // namespace
@@ -55,22 +44,30 @@ std::vector<int64_t> TrainEngine::count_totals(std::span<const ModelBatch> micro
   const ProfileSection section(kSums, ProfileSection::kWhole);
   int64_t labels = 0, tokens = 0;
   for (const ModelBatch& batch : micro_batches) {
-    labels += count_labels(batch);
-    tokens += count_tokens(batch);
+    labels += batch.count_labels();
+    tokens += batch.num_valid();
   }
   const Tensor sums = Tensor::from(std::vector<int64_t>{labels, tokens, request_stop ? 1 : 0}, Shape{3});
   mesh_.tokens().all_reduce(sums, ReduceOp::sum).wait();
   return sums.to_vector<int64_t>();
 }
 
-void TrainEngine::sum_losses(std::vector<double> own, StepResult& result) {
-  const ProfileSection section(kSums, ProfileSection::kWhole);
-  const Tensor losses = Tensor::from(own, Shape{3});
-  mesh_.tokens().all_reduce(losses, ReduceOp::sum).wait();
-  const std::vector<double> sums = losses.to_vector<double>();
-  result.loss = sums[0];
-  result.aux_loss = sums[1];
-  result.z_loss = sums[2];
+/// Sums losses and squares over all ranks, and reads them: the only place of a step where the host waits for
+/// numbers of the device, but for the counts of dispatches.
+void TrainEngine::read_sums(const Tensor& sums, StepResult& result) {
+  {
+    const ProfileSection section(kSums, ProfileSection::kWhole);
+    sums.flat(kLosses, 3).copy_from(sums.flat(kOwnLosses, 3));
+    mesh_.tokens().all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();
+  }
+  add_grad_squares(parameters_, mesh_, sums.flat(kSquares, 2));
+  const std::vector<double> values = sums.to_vector<double>();
+  result.own_loss_finite = std::all_of(values.begin() + kOwnLosses, values.begin() + kLosses,
+                                       [](double v) { return std::isfinite(v); });
+  result.loss = values[kLosses];
+  result.aux_loss = values[kLosses + 1];
+  result.z_loss = values[kLosses + 2];
+  result.grad_norm = std::sqrt(values[kSquares] + values[kSquares + 1]);
 }
 
 StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
@@ -94,24 +91,22 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   }
 
   reducer_->zero();
-  double lm = 0, aux = 0, z = 0;
+  const Tensor sums = Tensor::zeros({kNumSums}, DType::f64, options_.device);
   for (const ModelBatch& batch : micro_batches) {
     Tape tape;
     const LossTerms terms = [&] {
       const ProfileForward phase;
       return model_->loss(batch, context);
     }();
-    lm += value_of(terms.lm);
-    aux += value_of(terms.aux);
-    z += value_of(terms.z);
+    add_term(sums.flat(kOwnLosses, 1), terms.lm);
+    add_term(sums.flat(kOwnLosses + 1, 1), terms.aux);
+    add_term(sums.flat(kOwnLosses + 2, 1), terms.z);
     if (&batch == &micro_batches.back()) reducer_->begin_last_backward();
     tape.backward(terms.total);
   }
   reducer_->finish();
 
-  result.own_loss_finite = std::isfinite(lm) && std::isfinite(aux) && std::isfinite(z);
-  sum_losses({lm, aux, z}, result);
-  result.grad_norm = std::sqrt(global_grad_square_sum(parameters_, mesh_));
+  read_sums(sums, result);
   return result;
 }
 
@@ -136,13 +131,13 @@ TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) 
   const NoGrad no_grad;
   ForwardContext context;
   context.pass = Pass::evaluate;
-  double loss = 0;
+  const Tensor loss = Tensor::zeros({1}, DType::f64, options_.device);
   int64_t labels = 0;
   for (const ModelBatch& batch : batches) {
-    loss += value_of(model_->loss(batch, context).lm);
-    labels += count_labels(batch);
+    add_term(loss, model_->loss(batch, context).lm);
+    labels += batch.count_labels();
   }
-  return {mesh_.tokens().sum(loss), mesh_.tokens().sum(labels)};
+  return {mesh_.tokens().sum(loss.item()), mesh_.tokens().sum(labels)};
 }
 
 std::vector<StateTensor> TrainEngine::state() {
@@ -171,6 +166,7 @@ ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device
   const Shape rows{batch.B * batch.S};
   out.tokens_T = Tensor::from(batch.tokens_BS, rows, device);
   out.labels_T = Tensor::from(batch.labels_BS, rows, device);
+  out.num_labels = std::ranges::count_if(batch.labels_BS, [](int32_t label) { return label >= 0; });
   out.positions_T = Tensor::from(batch.positions_BS, rows, device);
   if (mask_documents) out.document_BS = Tensor::from(batch.document_BS, Shape{batch.B, batch.S}, device);
   return out;

@@ -67,7 +67,7 @@ class TrainEngine {
 
  private:
   std::vector<int64_t> count_totals(std::span<const ModelBatch> micro_batches, bool request_stop);
-  void sum_losses(std::vector<double> own, StepResult& result);
+  void read_sums(const Tensor& sums, StepResult& result);
 
   EngineOptions options_;
   const Mesh& mesh_;

@@ -12,9 +12,20 @@ namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
-bool is_finite(const Tensor& x) {
-  const bool fractional = x.dtype() == DType::f32 || x.dtype() == DType::f64 || x.dtype() == DType::bf16;
-  return !fractional || all_finite(x.device(), x);
+/// The first tensor with an element that is not finite, kNone if there is none; undefined ones count as
+/// finite. The host waits for the device once.
+int64_t first_bad(const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) return kNone;
+  const auto device_of_first = std::ranges::find_if(tensors, [](const Tensor& t) { return t.defined(); });
+  const Device device = device_of_first == tensors.end() ? Device{} : device_of_first->device();
+  const Tensor counts = Tensor::zeros({std::ssize(tensors)}, DType::i64, device);
+  for (int64_t i = 0; i < std::ssize(tensors); i++) {
+    const Tensor& t = tensors[static_cast<size_t>(i)];
+    if (t.defined() && is_float(t.dtype())) count_not_finite(device, t, counts.flat(i, 1));
+  }
+  const std::vector<int64_t> found = counts.to_vector<int64_t>();
+  const auto bad = std::ranges::find_if(found, [](int64_t count) { return count > 0; });
+  return bad == found.end() ? kNone : bad - found.begin();
 }
 
 /// The smallest value of all ranks and who has it.
@@ -36,8 +47,9 @@ Lowest lowest_of(int64_t mine, Communicator& world) {
 }  // namespace
 
 std::string first_not_finite(const std::vector<StateTensor>& state, Communicator& world) {
-  const auto found = std::ranges::find_if_not(state, [](const StateTensor& t) { return is_finite(t.value); });
-  const Lowest first = lowest_of(found == state.end() ? kNone : found - state.begin(), world);
+  std::vector<Tensor> values;
+  for (const StateTensor& t : state) values.push_back(t.value);
+  const Lowest first = lowest_of(first_bad(values), world);
   return first.value == kNone
              ? ""
              : str(state[static_cast<size_t>(first.value)].name, " on ", rank_list(first.ranks));
@@ -45,16 +57,16 @@ std::string first_not_finite(const std::vector<StateTensor>& state, Communicator
 
 std::string where_not_finite(TrainEngine& engine, bool own_loss_finite) {
   const std::vector<Parameter*>& parameters = engine.parameters();
-  int64_t weight = kNone, gradient = kNone;  // positions in the orders of forward and backward
-  for (int64_t i = 0; i < std::ssize(parameters); i++) {
-    const Parameter& forward = *parameters[static_cast<size_t>(i)];
-    const Parameter& backward = *parameters[static_cast<size_t>(std::ssize(parameters) - 1 - i)];
-    if (weight == kNone && !is_finite(forward.value)) weight = i;
-    if (gradient == kNone && backward.leaf.grad.defined() && !is_finite(backward.leaf.grad)) gradient = i;
+  std::vector<Tensor> weights, gradients;  // in the orders of forward and backward
+  for (const Parameter* p : parameters) {
+    weights.push_back(p->value);
+    gradients.push_back(p->leaf.grad);
   }
+  std::ranges::reverse(gradients);
   Communicator& world = engine.mesh().world();
-  const Lowest loss = lowest_of(own_loss_finite ? kNone : 0, world), bad_weight = lowest_of(weight, world),
-               bad_gradient = lowest_of(gradient, world);
+  const Lowest loss = lowest_of(own_loss_finite ? kNone : 0, world),
+               bad_weight = lowest_of(first_bad(weights), world),
+               bad_gradient = lowest_of(first_bad(gradients), world);
   std::vector<std::string> parts;
   if (bad_weight.value != kNone) {
     parts.push_back(str("weight ", parameters[static_cast<size_t>(bad_weight.value)]->name, " on ",

@@ -18,11 +18,17 @@ namespace shoal {
 /// takes part).
 struct ModelBatch {
   int64_t batch = 0, seq = 0;
-  Tensor tokens_T;     // i32
-  Tensor labels_T;     // i32; -1 = no loss here
-  Tensor positions_T;  // i32
-  Tensor document_BS;  // i32, ascending per row; undefined: rows are not split into documents
-  Tensor valid_T;      // u8, 0 = padding; undefined: no padding
+  Tensor tokens_T;          // i32
+  Tensor labels_T;          // i32; -1 = no loss here
+  Tensor positions_T;       // i32
+  Tensor document_BS;       // i32, ascending per row; undefined: rows are not split into documents
+  Tensor valid_T;           // u8, 0 = padding; undefined: no padding
+  int64_t num_labels = -1;  // labels >= 0, where it is known without reading them
+
+  /// Labels >= 0; waits for the device when num_labels is not known.
+  int64_t count_labels() const;
+  /// Tokens that are no padding; waits for the device where there may be some.
+  int64_t num_valid() const;
 };
 
 /// What a forward pass is for. Only `train` leaves traces (counts of MoE layers).

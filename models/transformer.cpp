@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/autograd/recompute.h"
 #include "core/autograd/tape.h"
@@ -112,6 +113,7 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
   if (!options.tie_embeddings)
     head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
+  make_moe_statistics();
 }
 
 Tensor Transformer::head_weight() const {
@@ -232,10 +234,22 @@ bool Transformer::needs_measure(int64_t num_micro_batches) const {
 
 void Transformer::end_measure() {
   for (MoeLayer* moe : moe_layers_) {
-    moe->step_counts().resize(static_cast<size_t>(moe->num_experts()));
-    const Tensor counts = Tensor::from(moe->step_counts(), Shape{moe->num_experts()});
+    Tensor& counts = moe->step_counts();
+    if (!counts.defined()) counts = Tensor::zeros({moe->num_experts()}, DType::i64, device_);
     tokens_.all_reduce(counts, ReduceOp::sum).wait();
-    moe->step_counts() = counts.to_vector<int64_t>();
+  }
+}
+
+void Transformer::make_moe_statistics() {
+  const auto num_layers = std::ssize(moe_layers_);
+  int64_t num_counters = 0, at = 0;
+  for (const MoeLayer* moe : moe_layers_) num_counters += moe->num_experts() + 1;
+  moe_counters_ = Tensor::zeros({num_counters + num_layers}, DType::i64, device_);
+  moe_entropies_ = Tensor::zeros({num_layers}, DType::f64, device_);
+  for (int64_t i = 0; i < num_layers; i++) {
+    MoeLayer& moe = *moe_layers_[static_cast<size_t>(i)];
+    moe.statistics() = {moe_counters_.flat(at, moe.num_experts() + 1), moe_entropies_.flat(i, 1), 0};
+    at += moe.num_experts() + 1;
   }
 }
 
@@ -243,22 +257,43 @@ std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
   const ProfileSection section("sums and counts", ProfileSection::kWhole);
   if (moe_layers_.empty()) return {};
   // One integer and one floating-point reduction for all layers; layers may differ in their number of
-  // experts.
-  std::vector<int64_t> counters;
-  std::vector<double> entropies;
+  // experts. The host waits for the device only after everything has been enqueued.
+  const auto num_layers = std::ssize(moe_layers_);
+  std::vector<int64_t> tokens;
+  for (MoeLayer* moe : moe_layers_) tokens.push_back(std::exchange(moe->statistics().tokens, 0));
+  moe_counters_.flat(moe_counters_.numel() - num_layers, num_layers)
+      .copy_from(Tensor::from(tokens, Shape{num_layers}));
+  tokens_.all_reduce(moe_counters_, ReduceOp::sum).wait();
+  tokens_.all_reduce(moe_entropies_, ReduceOp::sum).wait();
+  int64_t num_biases = 0;
   for (MoeLayer* moe : moe_layers_) {
-    counters.insert(counters.end(), moe->counters().begin(), moe->counters().end());
-    entropies.push_back(moe->entropy_sum());
+    if (update_bias) moe->router().end_step(moe->statistics().counters_E1.flat(0, moe->num_experts()));
+    num_biases += moe->router().bias().defined() ? moe->num_experts() : 0;
   }
-  const Tensor counter_sum = Tensor::from(counters, Shape{static_cast<int64_t>(counters.size())});
-  const Tensor entropy_sum = Tensor::from(entropies, Shape{static_cast<int64_t>(entropies.size())});
-  tokens_.all_reduce(counter_sum, ReduceOp::sum).wait();
-  tokens_.all_reduce(entropy_sum, ReduceOp::sum).wait();
-  counters = counter_sum.to_vector<int64_t>();
-  entropies = entropy_sum.to_vector<double>();
+  const Tensor biases = Tensor::empty({num_biases}, DType::f32, device_);
+  int64_t bias_at = 0;
+  for (MoeLayer* moe : moe_layers_) {
+    const Tensor bias = moe->router().bias();
+    if (!bias.defined()) continue;
+    biases.flat(bias_at, bias.numel()).copy_from(bias);
+    bias_at += bias.numel();
+  }
+  std::vector<MoeStepStats> all = read_moe_statistics(
+      moe_counters_.to_vector<int64_t>(), moe_entropies_.to_vector<double>(), biases.to_vector<float>());
+  moe_counters_.set_zero();
+  moe_entropies_.set_zero();
+  for (MoeLayer* moe : moe_layers_) moe->step_counts() = {};
+  return all;
+}
 
+/// From the sums over all ranks; biases of the layers that have some, one after the other.
+std::vector<MoeStepStats> Transformer::read_moe_statistics(const std::vector<int64_t>& counters,
+                                                           const std::vector<double>& entropies,
+                                                           const std::vector<float>& biases) const {
   std::vector<MoeStepStats> all;
   auto at = counters.begin();
+  auto tokens = counters.end() - std::ssize(moe_layers_);
+  auto bias = biases.begin();
   for (size_t i = 0; i < moe_layers_.size(); i++) {
     MoeLayer& moe = *moe_layers_[i];
     MoeStepStats stats;
@@ -266,16 +301,14 @@ std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
     stats.counts_E.assign(at, at + moe.num_experts());
     at += moe.num_experts();
     stats.dropped = *at++;
-    stats.tokens = *at++;
+    stats.tokens = *tokens++;
     stats.entropy = stats.tokens > 0 ? entropies[i] / static_cast<double>(stats.tokens) : 0;
-    if (update_bias) moe.router().end_step(stats.counts_E);
-    if (const Tensor bias = moe.router().bias(); bias.defined()) {
-      const std::vector<float> values = bias.to(Device{}).to_vector<float>();
-      const auto [low, high] = std::ranges::minmax_element(values);
+    if (moe.router().bias().defined()) {
+      const auto [low, high] = std::minmax_element(bias, bias + moe.num_experts());
       stats.bias_min = *low;
       stats.bias_max = *high;
+      bias += moe.num_experts();
     }
-    moe.clear();
     all.push_back(std::move(stats));
   }
   return all;

@@ -115,6 +115,10 @@ class Transformer final : public Model {
     Tensor x_TD;  // after the final norm
     std::vector<Tensor> aux, z;
   };
+  void make_moe_statistics();
+  std::vector<MoeStepStats> read_moe_statistics(const std::vector<int64_t>& counters,
+                                                const std::vector<double>& entropies,
+                                                const std::vector<float>& biases) const;
   Features features(const ModelBatch& batch, const ForwardContext& context);
   Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);
   Tensor head_weight() const;
@@ -131,6 +135,8 @@ class Transformer final : public Model {
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> final_norm_;  // pre-norm only
   std::vector<MoeLayer*> moe_layers_;
+  // Their statistics: E + 1 counters of each layer, then the tokens of each; entropies of each.
+  Tensor moe_counters_, moe_entropies_;
 };
 
 }  // namespace shoal

@@ -148,20 +148,27 @@ int64_t GradReducer::reduced_bytes() const {
   return bytes;
 }
 
-double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
+void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sums_2) {
   const ProfileSection section("gradient norm", ProfileSection::kWhole);
-  double dense = 0, expert = 0;
+  const Tensor dense = sums_2.flat(0, 1), expert = sums_2.flat(1, 1);
   for (const Parameter* p : parameters) {
     const Placement& placement = p->placement;
     SHOAL_CHECK(placement.shard_dim < 0 || placement.shard_axis == Axis::ep,
                 "global_grad_square_sum: ", p->name, " is sharded over ", axis_name(placement.shard_axis),
                 ", expected ep");
     const Tensor& grad = p->leaf.grad;
-    if (grad.defined()) (placement.shard_dim >= 0 ? expert : dense) += sum_squares(grad.device(), grad);
+    if (grad.defined()) add_squares(grad.device(), grad, placement.shard_dim >= 0 ? expert : dense);
   }
   // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.
-  if (mesh.layout().ep > 1) expert = mesh.comm(Axis::ep).sum(expert);
-  return dense + expert;
+  if (mesh.layout().ep > 1) mesh.comm(Axis::ep).all_reduce(expert, ReduceOp::sum).wait();
+}
+
+double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
+  const Device device = parameters.empty() ? Device{} : parameters[0]->value.device();
+  const Tensor sums = Tensor::zeros({2}, DType::f64, device);
+  add_grad_squares(parameters, mesh, sums);
+  const std::vector<double> both = sums.to_vector<double>();
+  return both[0] + both[1];
 }
 
 }  // namespace shoal

@@ -43,8 +43,11 @@ class GradReducer {
   bool reducing_ = false;
 };
 
-/// Sum of squares of the whole model's gradient, each logical parameter counted once; the same bits on every
-/// rank. Collective. Call after GradReducer::finish().
+/// Adds the squares of the whole model's gradient to sums_2 (f64, on the device of the parameters): those of
+/// replicated parameters to the first element, of sharded ones, of all ranks, to the second. Each logical
+/// parameter is counted once; the same bits on every rank. Collective. Call after GradReducer::finish().
+void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sums_2);
+/// The sum of both as a number; waits for the device.
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh);
 
 }  // namespace shoal

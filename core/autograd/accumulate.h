@@ -6,7 +6,8 @@
 
 namespace shoal {
 
-/// to += from, elementwise; equal numel. to: f32 or f64 or bf16; from: the same dtype, or bf16 into f32.
+/// to += from, elementwise; equal numel. to: f32, f64, bf16 or i64; from: the same dtype, or bf16 into f32,
+/// or f32 into f64.
 inline constinit Kernel<void(const Tensor& to, const Tensor& from)> accumulate(
     "accumulate",
     [](const Tensor& to, const Tensor& from) { return Cost{.bytes = 2 * bytes_of(to) + bytes_of(from)}; });

@@ -11,6 +11,14 @@ namespace shoal {
 
 namespace {
 
+// The loss: total (f64) * scale as a scalar of `dtype`.
+Tensor loss_of(const Tensor& total, double scale, DType dtype) {
+  scale_fwd(total.device(), total, scale, total);
+  Tensor loss = Tensor::empty({}, dtype, total.device());
+  cast_fwd(total.device(), total, loss);
+  return loss;
+}
+
 class CrossEntropyFunction final : public Function {
  public:
   explicit CrossEntropyFunction(double scale) : scale_(scale) {}
@@ -20,17 +28,14 @@ class CrossEntropyFunction final : public Function {
     SHOAL_CHECK(labels.dtype() == DType::i32 && labels.numel() == logits.num_rows(),
                 "cross_entropy: expected i32 labels, one for each of the ", logits.num_rows(),
                 " rows of logits ", logits.shape(), ", got ", labels.dtype(), ' ', labels.shape());
-    const double total =
-        cross_entropy_fwd(logits.device(), CrossEntropy{logits, labels, scale_, needs_grad(0)});
+    const Tensor total = Tensor::zeros({}, DType::f64, logits.device());
+    cross_entropy_fwd(logits.device(), CrossEntropy{logits, labels, scale_, needs_grad(0), total});
     if (needs_grad(0)) dlogits_ = logits;
-    Tensor loss = Tensor::empty({}, logits.dtype() == DType::f64 ? DType::f64 : DType::f32, logits.device());
-    fill(loss.device(), loss, total * scale_);
-    return loss;
+    return loss_of(total, scale_, stats_dtype(logits.dtype()));
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
-    const double factor = dy[0].item();
-    if (factor != 1) shoal::scale_fwd(dlogits_.device(), dlogits_, factor, dlogits_);
+    scale_by(dlogits_.device(), dlogits_, dy[0]);
     return {dlogits_, {}};
   }
 
@@ -63,33 +68,27 @@ class LinearCrossEntropyFunction final : public Function {
     }
     const int64_t block = logits_block(num_tokens, vocab, stats);
     const Tensor logits = Tensor::empty({block, vocab}, stats, x.device());
-    double total = 0;
+    const Tensor total = Tensor::zeros({}, DType::f64, x.device());
     for (int64_t t = 0; t < num_tokens; t += block) {
       const int64_t count = std::min(block, num_tokens - t);
       const Tensor x_block = x.view({num_tokens, x.row_size()}).rows(t, t + count);
       const Tensor block_logits = logits.rows(0, count);
       multiply(x_block, weight, block_logits);
-      total += cross_entropy_fwd(
-          x.device(),
-          CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count), scale_, want_grad});
+      cross_entropy_fwd(x.device(), CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count),
+                                                 scale_, want_grad, total});
       if (want_grad) multiply_back(x_block, weight, block_logits, t, dweight);
       dweight.accumulate = true;
     }
-    Tensor loss = Tensor::empty({}, stats, x.device());
-    fill(loss.device(), loss, total * scale_);
     copies_ = {};
-    return loss;
+    return loss_of(total, scale_, stats);
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
-    const double factor = dy[0].item();
-    SHOAL_CHECK(factor == 1 || !into_leaf_, name(),
-                ": the weight's gradient was added in forward for a loss that is "
-                "backward's seed; got an upstream gradient of ",
-                factor, "; pass the factor as `scale`");
-    if (factor != 1) {
+    if (into_leaf_) {
+      expect_seed(dy[0].device(), dy[0]);
+    } else {
       for (const Tensor& grad : {dx_, dweight_})
-        if (grad.defined()) scale_fwd(grad.device(), grad, factor, grad);
+        if (grad.defined()) scale_by(grad.device(), grad, dy[0]);
     }
     return {dx_, dweight_, {}};
   }

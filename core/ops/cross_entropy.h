@@ -34,11 +34,14 @@ struct CrossEntropy {
   Tensor labels_T;
   double scale = 1;
   bool want_grad = false;
+  Tensor total;  // f64 scalar: the unscaled sum of losses, made in double in token order, is added
 };
-/// Returns the unscaled sum of losses, accumulated in double in token order.
-inline constinit Kernel<double(const CrossEntropy&)> cross_entropy_fwd(
+inline constinit Kernel<void(const CrossEntropy&)> cross_entropy_fwd(
     "cross_entropy_fwd", [](const CrossEntropy& c) {
       return Cost{.bytes = (c.want_grad ? 2 : 1) * bytes_of(c.logits_TV) + bytes_of(c.labels_T)};
     });
+
+/// Throws Error unless the gradient, a scalar tensor, is 1.
+inline constinit Kernel<void(const Tensor& dloss)> expect_seed("expect_seed");
 
 }  // namespace shoal

@@ -117,7 +117,8 @@ struct SumFunction final : Function {
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
     Tensor dx = Tensor::empty(x_shape, dy[0].dtype(), dy[0].device());
-    fill(dx.device(), dx, dy[0].item());
+    fill(dx.device(), dx, 1);
+    scale_by(dx.device(), dx, dy[0]);
     return {dx};
   }
 };
@@ -154,6 +155,16 @@ Tensor scale_rows(const Tensor& x_TD, const Tensor& scale_T) {
 }
 Tensor sum(const Tensor& x) {
   return apply(SumFunction{}, x);
+}
+double sum_squares(const Tensor& x) {
+  const Tensor sum = Tensor::zeros({}, DType::f64, x.device());
+  add_squares(x.device(), x, sum);
+  return sum.item();
+}
+bool all_finite(const Tensor& x) {
+  const Tensor count = Tensor::zeros({}, DType::i64, x.device());
+  count_not_finite(x.device(), x, count);
+  return count.item() == 0;
 }
 Tensor cast(const Tensor& x, DType dtype) {
   Tensor y = apply(CastFunction(x.dtype(), dtype), x);

@@ -31,9 +31,15 @@ inline constinit Kernel<void(const Tensor& dy, const Tensor& x, const Tensor& sc
 inline constinit Kernel<void(const Tensor& x, const Tensor& out)> sum_fwd("sum_fwd");
 inline constinit Kernel<void(const Tensor& x, const Tensor& out)> cast_fwd("cast_fwd");
 inline constinit Kernel<void(const Tensor& out, double value)> fill("fill");
-/// Sum of squares of all elements in double, fixed order (gradient norm).
-inline constinit Kernel<double(const Tensor& x)> sum_squares("sum_squares");
-/// True when every element is finite.
-inline constinit Kernel<bool(const Tensor& x)> all_finite("all_finite");
+/// x *= factor, a scalar tensor of x's dtype or of stats_dtype(x), in place; x is not touched when it is 1.
+inline constinit Kernel<void(const Tensor& x, const Tensor& factor)> scale_by("scale_by");
+/// sum (f64 scalar) += the sum of squares of all elements in double, fixed order (gradient norm).
+inline constinit Kernel<void(const Tensor& x, const Tensor& sum)> add_squares("add_squares");
+/// count (i64 scalar) += how many elements are not finite.
+inline constinit Kernel<void(const Tensor& x, const Tensor& count)> count_not_finite("count_not_finite");
+
+// The same for a single tensor, as numbers: these wait for the device.
+double sum_squares(const Tensor& x);
+bool all_finite(const Tensor& x);
 
 }  // namespace shoal

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/autograd/tape.h"
-#include "core/ops/elementwise.h"
 
 namespace shoal {
 
@@ -44,43 +43,38 @@ class RouteFunction final : public Function {
     const int64_t num_tokens = logits.num_rows(), num_experts = logits.row_size();
     const DType dtype = logits.dtype();
     const Device device = logits.device();
-    RouteForward args{logits, bias_E_, valid_T_, {}, {}, {}, {}, {}, {}};
+    RouteForward args;
+    args.logits_TE = logits;
+    args.bias_E = bias_E_;
+    args.valid_T = valid_T_;
     args.ids_TK = Tensor::empty({num_tokens, spec_.top_k}, DType::i32, device);
     args.weights_TK = Tensor::empty({num_tokens, spec_.top_k}, dtype, device);
     args.counts_E = Tensor::empty({num_experts}, DType::i64, device);
     args.scores_TE = Tensor::empty({num_tokens, num_experts}, dtype, device);
     if (balance_.z_coeff != 0) args.lse_T = Tensor::empty({num_tokens}, dtype, device);
     if (balance_.aux_coeff != 0) args.frequency_GE = frequency_for(logits);
-    double aux = 0, z = 0, entropy = 0;
-    args.aux_loss = balance_.aux_coeff != 0 ? &aux : nullptr;
-    args.z_loss = balance_.z_coeff != 0 ? &z : nullptr;
-    args.entropy = &entropy;
+    if (balance_.aux_coeff != 0) args.aux_loss = Tensor::empty({}, dtype, device);
+    if (balance_.z_coeff != 0) args.z_loss = Tensor::empty({}, dtype, device);
+    args.entropy = Tensor::empty({}, DType::f64, device);
     route_fwd(device, args, spec_, balance_);
     if (needs_grad(0)) keep(args);
     routed_->expert_ids_TK = args.ids_TK;
     routed_->counts_E = args.counts_E;
-    routed_->entropy = scalar(entropy, DType::f64, device);
+    routed_->entropy = args.entropy;
     routed_ = nullptr;
-    return {args.weights_TK, balance_.aux_coeff != 0 ? scalar(aux, dtype, device) : Tensor{},
-            balance_.z_coeff != 0 ? scalar(z, dtype, device) : Tensor{}};
+    return {args.weights_TK, args.aux_loss, args.z_loss};
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
     kept_.dweights_TK = grad_outputs[0];
-    kept_.daux = grad_outputs[1].defined() ? grad_outputs[1].item() : 0;
-    kept_.dz = grad_outputs[2].defined() ? grad_outputs[2].item() : 0;
+    kept_.daux = grad_outputs[1];
+    kept_.dz = grad_outputs[2];
     kept_.dlogits_TE = Tensor::empty_like(kept_.logits_TE);
     route_bwd(kept_.logits_TE.device(), kept_, spec_, balance_);
     return {kept_.dlogits_TE};
   }
 
  private:
-  static Tensor scalar(double value, DType dtype, Device device) {
-    Tensor t = Tensor::empty({}, dtype, device);
-    fill(device, t, value);
-    return t;
-  }
-
   Tensor frequency_for(const Tensor& logits) const {
     if (balance_.frequency_E.defined()) return balance_.frequency_E.view({1, logits.row_size()});
     const int64_t num_groups =
@@ -143,8 +137,8 @@ int64_t expert_capacity(double factor, int64_t top_k, int64_t tokens, int64_t nu
   return static_cast<int64_t>(std::clamp(rounded, 0.0, static_cast<double>(tokens)));
 }
 
-int64_t drop_over_capacity(const Tensor& expert_ids_TK, const Tensor& weights_TK, int64_t num_experts,
-                           const CapacitySpec& spec) {
+Tensor drop_over_capacity(const Tensor& expert_ids_TK, const Tensor& weights_TK, int64_t num_experts,
+                          const CapacitySpec& spec) {
   SHOAL_CHECK(expert_ids_TK.dims() == 2 && expert_ids_TK.dtype() == DType::i32 &&
                   expert_ids_TK.shape() == weights_TK.shape(),
               "drop_over_capacity: expected i32 ids [T, K] and weights of the same shape, got ",
@@ -153,7 +147,15 @@ int64_t drop_over_capacity(const Tensor& expert_ids_TK, const Tensor& weights_TK
                   (spec.tokens_per_group == 0 || expert_ids_TK.size(0) % spec.tokens_per_group == 0),
               "drop_over_capacity: tokens_per_group must divide the ", expert_ids_TK.size(0), " rows, got ",
               spec.tokens_per_group);
-  return drop_over_capacity_fwd(expert_ids_TK.device(), expert_ids_TK, weights_TK, num_experts, spec);
+  Tensor dropped = Tensor::empty({}, DType::i64, expert_ids_TK.device());
+  drop_over_capacity_fwd(dropped.device(), expert_ids_TK, weights_TK, num_experts, spec, dropped);
+  return dropped;
+}
+
+Tensor count_experts(const Tensor& expert_ids_TK, int64_t num_experts) {
+  Tensor counts_E = Tensor::empty({num_experts}, DType::i64, expert_ids_TK.device());
+  count_experts_fwd(counts_E.device(), expert_ids_TK, counts_E);
+  return counts_E;
 }
 
 }  // namespace shoal

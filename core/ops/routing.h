@@ -36,6 +36,10 @@ struct BalanceSpec {
   double aux_coeff = 0, z_coeff = 0;
   int64_t total_tokens = 1;      // valid tokens of the whole step, over all ranks and micro-batches
   int64_t tokens_per_group = 0;  // rows per balance group; 0: all rows are one group
+  /// A coefficient of a mean over tokens as a factor of their sum.
+  double per_token(double coefficient) const {
+    return total_tokens > 0 ? coefficient / static_cast<double>(total_tokens) : 0;
+  }
   Tensor frequency_E;  // f given from outside (global scope), in the logits' dtype; undefined: counted here
 };
 
@@ -45,7 +49,7 @@ struct Routed {
   Tensor aux_loss;       // scalar; undefined when aux_coeff == 0
   Tensor z_loss;         // scalar; undefined when z_coeff == 0
   Tensor counts_E;       // i64: assignments per expert, before any capacity drop
-  Tensor entropy;  // scalar f64 tensor: sum over valid tokens of the entropy of p (natural log); no gradient
+  Tensor entropy;        // f64 scalar: sum over valid tokens of the entropy of p (natural log); no gradient
 };
 
 /// logits_TE; bias_E (f32 or f64) is added for selection only and may be undefined; valid_T: u8, 0 = padding,
@@ -62,11 +66,13 @@ struct CapacitySpec {
 /// Capacity C for a group of `tokens` valid tokens.
 int64_t expert_capacity(double factor, int64_t top_k, int64_t tokens, int64_t num_experts);
 /// Sets ids beyond an expert's capacity to -1 and their weights to 0 (the others are not renormalised);
-/// returns how many. position: all first choices in token order, then all second choices, ...; probability:
-/// largest weight first, ties by token. Gradients through dropped weights vanish because the weight's
-/// consumer skips id -1.
-int64_t drop_over_capacity(const Tensor& expert_ids_TK, const Tensor& weights_TK, int64_t num_experts,
-                           const CapacitySpec& spec);
+/// returns how many, an i64 scalar. position: all first choices in token order, then all second choices, ...;
+/// probability: largest weight first, ties by token. Gradients through dropped weights vanish because the
+/// weight's consumer skips id -1.
+Tensor drop_over_capacity(const Tensor& expert_ids_TK, const Tensor& weights_TK, int64_t num_experts,
+                          const CapacitySpec& spec);
+/// How often each expert is in expert_ids_TK, i64 [E]; -1 is left out.
+Tensor count_experts(const Tensor& expert_ids_TK, int64_t num_experts);
 
 struct RouteForward {
   Tensor logits_TE, bias_E, valid_T;    // bias, valid may be undefined
@@ -74,15 +80,14 @@ struct RouteForward {
   Tensor scores_TE;                     // written: scores (softmax p, sigmoid s, ...)
   Tensor lse_T;                         // written when defined: logsumexp(logits)
   Tensor frequency_GE;                  // written when defined and not given: f per balance group
-  double* aux_loss = nullptr;           // each may be null; already multiplied by its coefficient
-  double* z_loss = nullptr;
-  double* entropy = nullptr;
+  Tensor aux_loss, z_loss;              // scalars, written when defined: with their coefficients
+  Tensor entropy;                       // f64 scalar, written
 };
 struct RouteBackward {
   Tensor dweights_TK;  // may be undefined
   Tensor ids_TK, weights_TK, scores_TE, lse_T, frequency_GE, valid_T, logits_TE;
-  double daux = 0, dz = 0;  // gradients of the two losses
-  Tensor dlogits_TE;        // written
+  Tensor daux, dz;    // gradients of the two losses, scalars; undefined: 0
+  Tensor dlogits_TE;  // written
 };
 inline constinit Kernel<void(const RouteForward&, const RouteSpec&, const BalanceSpec&)> route_fwd(
     "route_fwd", [](const RouteForward& r, const RouteSpec&, const BalanceSpec& balance) {
@@ -94,8 +99,17 @@ inline constinit Kernel<void(const RouteBackward&, const RouteSpec&, const Balan
       return Cost{.bytes = bytes_of(r.dweights_TK, r.ids_TK, r.weights_TK, r.scores_TE, r.lse_T,
                                     r.frequency_GE, r.valid_T, r.logits_TE, r.dlogits_TE)};
     });
-inline constinit Kernel<int64_t(const Tensor& ids, const Tensor& weights, int64_t num_experts,
-                                const CapacitySpec&)>
+/// dropped: i64 scalar, written.
+inline constinit Kernel<void(const Tensor& ids, const Tensor& weights, int64_t num_experts,
+                             const CapacitySpec&, const Tensor& dropped)>
     drop_over_capacity_fwd("drop_over_capacity_fwd");
+inline constinit Kernel<void(const Tensor& ids, const Tensor& counts_E)> count_experts_fwd(
+    "count_experts_fwd");
+/// frequency_E = counts_E (i64) / assignments, for BalanceSpec::frequency_E.
+inline constinit Kernel<void(const Tensor& counts_E, double assignments, const Tensor& frequency_E)>
+    count_frequency("count_frequency");
+/// Balancing by bias (arXiv:2408.15664): bias_E (f32) += rate * sign(mean of counts_E - counts_E).
+inline constinit Kernel<void(const Tensor& bias_E, const Tensor& counts_E, double rate)> balance_bias(
+    "balance_bias");
 
 }  // namespace shoal

@@ -33,7 +33,7 @@ class ExpertChoiceRouter final : public Router {
     spec.top_k = training ? context_.num_experts : context_.top_k;
     spec.normalize = false;
     const Routed routed = shoal::route(linear(input.x_TD, weight_->value), {}, input.batch.valid_T, spec, {});
-    Routing routing{routed.expert_ids_TK, routed.weights_TK, {}, {}, routed.counts_E, routed.entropy.item()};
+    Routing routing{routed.expert_ids_TK, routed.weights_TK, {}, {}, routed.counts_E, routed.entropy};
     if (!training) return routing;
     warn_once();
     // All experts are candidates; each keeps its C = ceil(top_k * tokens / E) best tokens of the sequence.
@@ -47,7 +47,7 @@ class ExpertChoiceRouter final : public Router {
     capacity.policy = DropPolicy::probability;
     capacity.tokens_per_group = input.batch.seq;
     drop_over_capacity(routing.expert_ids_TK, routing.weights_TK, context_.num_experts, capacity);
-    routing.counts_E = count(routing.expert_ids_TK);
+    routing.counts_E = count_experts(routing.expert_ids_TK, context_.num_experts);
     return routing;
   }
 
@@ -61,13 +61,6 @@ class ExpertChoiceRouter final : public Router {
           "so "
           "the training loss is too good; the validation loss uses each token's own top_k");
     });
-  }
-  Tensor count(const Tensor& expert_ids_TK) const {
-    std::vector<int64_t> counts(static_cast<size_t>(context_.num_experts), 0);
-    for (const int32_t id : expert_ids_TK.to(Device{}).to_vector<int32_t>()) {
-      if (id >= 0) counts[static_cast<size_t>(id)]++;
-    }
-    return Tensor::from(counts, Shape{context_.num_experts});
   }
 
   RouterContext context_;

@@ -45,7 +45,7 @@ class HashRouter final : public Router {
       for (size_t i = 0; i < ids.size(); i++) weights[i] = ids[i] < 0 ? W(0) : W(1) / static_cast<W>(K);
       return Tensor::from(weights, Shape{T, K}, device);
     });
-    routing.counts_E = Tensor::from(counts, Shape{E});
+    routing.counts_E = Tensor::from(counts, Shape{E}, device);
     return routing;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/autograd/saved.h"
+#include "core/autograd/accumulate.h"
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
@@ -106,21 +107,14 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
                                     Init::normal(shape.init_std));
     }
   }
-  clear();
-}
-
-void MoeLayer::clear() {
-  counters_.assign(static_cast<size_t>(options_.num_experts) + 2, 0);
-  step_counts_.clear();
-  entropy_sum_ = 0;
 }
 
 Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context) {
   const ProfileSection section("router");
   // Routers never see bf16: a rounded score could change the choice.
   const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
-  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_});
-  int64_t dropped = 0;
+  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_E_});
+  Tensor dropped;
   // A measuring pass must see what the training pass will see.
   if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
     // Copies: the router's backward still needs what it chose.
@@ -136,25 +130,24 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
   }
   // Once per token: not in evaluation, and not when recompute runs this a second time.
   const bool counting = (context.pass == Pass::train && !Tape::replaying()) || context.pass == Pass::measure;
-  if (counting) {
-    const std::vector<int64_t> counts = routing.counts_E.to_vector<int64_t>();
-    if (context.pass == Pass::measure) {
-      step_counts_.resize(counts.size());
-      for (size_t i = 0; i < counts.size(); i++) step_counts_[i] += counts[i];
-      return routing;
-    }
-    const auto E = counts.size();
-    for (size_t i = 0; i < E; i++) counters_[i] += counts[i];
-    counters_[E] += dropped;
-    int64_t valid = x_TD.num_rows();
-    if (batch.valid_T.defined()) {
-      valid = 0;
-      for (const uint8_t v : batch.valid_T.to_vector<uint8_t>()) valid += v != 0;
-    }
-    counters_[E + 1] += valid;
-    entropy_sum_ += routing.entropy_sum;
+  if (!counting) return routing;
+  if (context.pass == Pass::train) {
+    count(routing, dropped, batch);
+  } else if (step_counts_E_.defined()) {
+    accumulate(routing.counts_E.device(), step_counts_E_, routing.counts_E);
+  } else {
+    step_counts_E_ = routing.counts_E;
   }
   return routing;
+}
+
+void MoeLayer::count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch) {
+  const Device device = routing.counts_E.device();
+  const int64_t E = options_.num_experts;
+  accumulate(device, statistics_.counters_E1.flat(0, E), routing.counts_E);
+  if (dropped.defined()) accumulate(device, statistics_.counters_E1.flat(E, 1), dropped);
+  if (routing.entropy_sum.defined()) accumulate(device, statistics_.entropy, routing.entropy_sum);
+  statistics_.tokens += batch.num_valid();
 }
 
 Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {

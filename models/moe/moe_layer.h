@@ -67,15 +67,20 @@ class MoeLayer final : public Module {
   int64_t num_experts() const { return options_.num_experts; }
   Router& router() { return *router_; }
 
-  /// Statistics of this rank since clear(); index E holds dropped assignments, E + 1 valid tokens.
-  std::vector<int64_t>& counters() { return counters_; }
-  double& entropy_sum() { return entropy_sum_; }
-  std::vector<int64_t>& step_counts() { return step_counts_; }
-  void clear();
+  /// Sums of this rank since they were zeroed, on the device: assignments of each expert and, at index E,
+  /// dropped ones (i64); entropies (f64 scalar).
+  struct Statistics {
+    Tensor counters_E1, entropy;
+    int64_t tokens = 0;  // valid ones, also since then
+  };
+  Statistics& statistics() { return statistics_; }
+  /// Assignments of each expert in measuring passes, i64; undefined: there were none.
+  Tensor& step_counts() { return step_counts_E_; }
   int64_t layer() const { return shape_.layer; }
 
  private:
   Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
+  void count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch);
   Tensor shared_forward(const Tensor& x_TD) const;
 
   MoeOptions options_;
@@ -86,9 +91,8 @@ class MoeLayer final : public Module {
   std::unique_ptr<Experts> experts_;
   std::unique_ptr<Ffn> shared_;
   Parameter* shared_gate_ = nullptr;
-  std::vector<int64_t> counters_;
-  std::vector<int64_t> step_counts_;  // of the whole step, from a measuring pass
-  double entropy_sum_ = 0;
+  Statistics statistics_;
+  Tensor step_counts_E_;
 };
 
 }  // namespace shoal

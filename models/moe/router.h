@@ -25,16 +25,16 @@ struct RouteInput {
   const ModelBatch& batch;  // token ids, padding, sequence length
   const ForwardContext& context;
   Communicator& tokens;  // ranks that hold the other tokens of the step
-  /// Assignments of the whole step, from a measuring pass; empty when there was none.
-  const std::vector<int64_t>& step_counts_E;
+  Tensor
+      step_counts_E;  // i64: assignments of the whole step, from a measuring pass; undefined: there was none
 };
 
 struct Routing {
   Tensor expert_ids_TK;  // i32, -1 = no expert; K may exceed top_k (expert choice)
   Tensor weights_TK;
   Tensor aux_loss, z_loss;  // scalars, undefined when off
-  Tensor counts_E;          // i64 on the host
-  double entropy_sum = 0;   // over valid tokens, nats
+  Tensor counts_E;          // i64: assignments per expert
+  Tensor entropy_sum;       // f64 scalar: over valid tokens, nats; undefined: there are no probabilities
 };
 
 /// Base of the routers' options.
@@ -55,8 +55,8 @@ class Router : public Module {
   virtual Routing route(const RouteInput& input) = 0;
   /// The loss needs the assignments of the whole step before its first backward.
   virtual bool needs_step_counts() const { return false; }
-  /// After an optimizer step, with the step's counts over all ranks. Same call on every rank.
-  virtual void end_step(const std::vector<int64_t>& counts_E) { (void)counts_E; }
+  /// After an optimizer step, with the step's counts over all ranks (i64). Same call on every rank.
+  virtual void end_step(const Tensor& counts_E) { (void)counts_E; }
   /// Selection bias [E] f32, or undefined.
   virtual Tensor bias() const { return {}; }
 };

@@ -90,43 +90,28 @@ class TopKRouter final : public Router {
     if (needs_step_counts() && training) balance.frequency_E = step_frequency(logits_TE, input);
     Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, balance);
     return {routed.expert_ids_TK, routed.weights_TK, routed.aux_loss,
-            routed.z_loss,        routed.counts_E,   routed.entropy.item()};
+            routed.z_loss,        routed.counts_E,   routed.entropy};
   }
 
-  void end_step(const std::vector<int64_t>& counts_E) override {
-    if (!bias_) return;
-    int64_t total = 0;
-    for (const int64_t count : counts_E) total += count;
-    // sign(mean - count) without rounding: compare total with E * count.
-    const auto E = static_cast<int64_t>(counts_E.size());
-    std::vector<float> bias = bias_->value.to(Device{}).to_vector<float>();
-    for (size_t i = 0; i < bias.size(); i++) {
-      const int64_t difference = total - E * counts_E[i];
-      bias[i] +=
-          static_cast<float>(options_.bias_rate) * static_cast<float>((difference > 0) - (difference < 0));
-    }
-    bias_->value.copy_from(Tensor::from(bias, bias_->value.shape()));
+  void end_step(const Tensor& counts_E) override {
+    if (bias_) balance_bias(bias_->value.device(), bias_->value, counts_E, options_.bias_rate);
   }
 
  private:
   /// f of the whole global batch: from the measuring pass, or, with one micro-batch, from a routing without
   /// gradients.
   Tensor step_frequency(const Tensor& logits_TE, const RouteInput& input) const {
-    std::vector<int64_t> counts = input.step_counts_E;
-    if (counts.empty()) {
+    Tensor counts_E = input.step_counts_E;
+    if (!counts_E.defined()) {
       const NoGrad no_grad;
-      const Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, {});
-      input.tokens.all_reduce(routed.counts_E, ReduceOp::sum).wait();
-      counts = routed.counts_E.to_vector<int64_t>();
+      counts_E = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, {}).counts_E;
+      input.tokens.all_reduce(counts_E, ReduceOp::sum).wait();
     }
     const double assignments =
         static_cast<double>(std::max<int64_t>(1, input.context.totals.tokens * context_.top_k));
-    return dispatch_float(logits_TE.dtype(), "router", [&]<class T>() {
-      std::vector<T> frequency(counts.size());
-      for (size_t i = 0; i < counts.size(); i++)
-        frequency[i] = static_cast<T>(static_cast<double>(counts[i]) / assignments);
-      return Tensor::from(frequency, Shape{context_.num_experts}, logits_TE.device());
-    });
+    Tensor frequency_E = Tensor::empty({context_.num_experts}, logits_TE.dtype(), logits_TE.device());
+    count_frequency(frequency_E.device(), counts_E, assignments, frequency_E);
+    return frequency_E;
   }
 
   TopKOptions options_;

@@ -130,8 +130,8 @@ TEST(CudaElementwise, SumsOverAllElementsAreThoseOfTheCpu) {
             const Device device = in[0].device();
             const Tensor total = Tensor::empty({}, in[0].dtype(), device);
             sum_fwd(device, in[0], total);
-            return Tensors{total, Tensor::from(std::vector<double>{sum_squares(device, in[0])}, {1}),
-                           Tensor::from(std::vector<double>{all_finite(device, in[0]) ? 1.0 : 0.0}, {1})};
+            return Tensors{total, Tensor::from(std::vector<double>{sum_squares(in[0])}, {1}),
+                           Tensor::from(std::vector<double>{all_finite(in[0]) ? 1.0 : 0.0}, {1})};
           },
           tolerance);
     }
@@ -145,9 +145,9 @@ TEST(CudaElementwise, OneNanOrInfinityAnywhereIsSeen) {
         std::vector<double> values(1001, 1.0);
         values[static_cast<size_t>(at)] = bad;
         const Tensor x = as(Tensor::from(values, {1001}), dtype).to(kCuda);
-        EXPECT_FALSE(all_finite(kCuda, x)) << dtype << " at " << at;
-        EXPECT_FALSE(std::isfinite(sum_squares(kCuda, x)));
-        EXPECT_TRUE(all_finite(kCuda, x.flat(at == 0 ? 1 : 0, at == 0 ? 1000 : at)));
+        EXPECT_FALSE(all_finite(x)) << dtype << " at " << at;
+        EXPECT_FALSE(std::isfinite(sum_squares(x)));
+        EXPECT_TRUE(all_finite(x.flat(at == 0 ? 1 : 0, at == 0 ? 1000 : at)));
       }
     }
   }

@@ -93,7 +93,7 @@ TEST(CudaPermute, WrongIndicesAreReportedAndGiveNan) {
   const NarrowLaunches narrow;
   const Tensor x = as(normal({2, 40}, 1), DType::f32).to(kCuda),
                y = Tensor::empty({3, 40}, DType::f32, kCuda);
-  const auto message_of = [&](const Tensor& t) { return error_of([&] { sum_squares(kCuda, t); }); };
+  const auto message_of = [&](const Tensor& t) { return error_of([&] { sum_squares(t); }); };
   gather_rows_fwd(kCuda, x, Tensor::from(std::vector<int64_t>{0, 2, -1}, {3}, kCuda), y);
   EXPECT_NE(message_of(y).find("gather_rows: the index of a row that x does not have (position 1)"),
             std::string::npos);

@@ -81,16 +81,16 @@ int64_t drop_by_probability(const CapacityGroup<T>& g) {
   return dropped;
 }
 
-int64_t drop_over_capacity_impl(const Tensor& ids_TK, const Tensor& weights_TK, int64_t num_experts,
-                                const CapacitySpec& spec) {
+void drop_over_capacity_impl(const Tensor& ids_TK, const Tensor& weights_TK, int64_t num_experts,
+                             const CapacitySpec& spec, const Tensor& dropped) {
   const int64_t num_tokens = ids_TK.size(0), top_k = ids_TK.size(1);
   const int64_t group_tokens = spec.tokens_per_group > 0 ? spec.tokens_per_group : num_tokens;
   const int64_t num_groups = group_tokens == 0 ? 0 : num_tokens / group_tokens;
   const Tensor first = Tensor::empty({num_groups, num_experts + 1}, DType::i64);
   const bool by_weight = spec.policy == DropPolicy::probability;
   const Tensor order = by_weight ? Tensor::empty({num_tokens * top_k}, DType::i64) : Tensor{};
-  const Tensor dropped = Tensor::empty({num_groups}, DType::i64);
-  int64_t *first_data = first.data<int64_t>(), *dropped_data = dropped.data<int64_t>();
+  const Tensor dropped_G = Tensor::empty({num_groups}, DType::i64);
+  int64_t *first_data = first.data<int64_t>(), *dropped_data = dropped_G.data<int64_t>();
   int64_t* order_data = by_weight ? order.data<int64_t>() : nullptr;
   dispatch_float(weights_TK.dtype(), "drop_over_capacity", [&]<class T>() {
     int32_t* ids = ids_TK.data<int32_t>();
@@ -111,7 +111,7 @@ int64_t drop_over_capacity_impl(const Tensor& ids_TK, const Tensor& weights_TK, 
   });
   int64_t total = 0;
   for (int64_t g = 0; g < num_groups; g++) total += dropped_data[g];
-  return total;
+  dropped.data<int64_t>()[0] = total;
 }
 
 const bool added = drop_over_capacity_fwd.add(DeviceType::cpu, &drop_over_capacity_impl, kIsaLevel);

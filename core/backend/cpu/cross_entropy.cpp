@@ -63,7 +63,7 @@ void check_labels(const int32_t* labels, int64_t num_tokens, int64_t vocab) {
   }
 }
 
-double cross_entropy_fwd_impl(const CrossEntropy& args) {
+void cross_entropy_fwd_impl(const CrossEntropy& args) {
   const int64_t num_tokens = args.labels_T.numel(), vocab = args.logits_TV.row_size();
   const int32_t* labels = args.labels_T.data<int32_t>();
   check_labels(labels, num_tokens, vocab);
@@ -88,9 +88,20 @@ double cross_entropy_fwd_impl(const CrossEntropy& args) {
   });
   double total = 0;
   for (int64_t t = 0; t < num_tokens; t++) total += losses[t];
-  return total;
+  args.total.data<double>()[0] += total;
 }
 
-const bool added = cross_entropy_fwd.add(DeviceType::cpu, &cross_entropy_fwd_impl, kIsaLevel);
+void expect_seed_impl(const Tensor& dloss) {
+  const double factor = dloss.item();
+  SHOAL_CHECK(factor == 1,
+              "linear_cross_entropy: the weight's gradient was added in forward for a loss that is "
+              "backward's seed; got an upstream gradient of ",
+              factor, "; pass the factor as `scale`");
+}
+
+const bool added[] = {
+    cross_entropy_fwd.add(DeviceType::cpu, &cross_entropy_fwd_impl, kIsaLevel),
+    expect_seed.add(DeviceType::cpu, &expect_seed_impl, kIsaLevel),
+};
 
 SHOAL_KERNELS_END

@@ -48,6 +48,11 @@ void scale_impl(const Tensor& x, double factor, const Tensor& out) {
   });
 }
 
+void scale_by_impl(const Tensor& x, const Tensor& factor) {
+  const double value = factor.item();
+  if (value != 1) scale_impl(x, value, x);
+}
+
 void sigmoid_impl(const Tensor& x, const Tensor& out) {
   dispatch_float(x.dtype(), "sigmoid", [&]<class T>() {
     map1(x.data<T>(), out.data<T>(), x.numel(), [](T a) { return T(1) / (T(1) + fast_exp(-a)); });
@@ -141,17 +146,17 @@ double squares_range(const T* x, int64_t begin, int64_t end) {
   return total;
 }
 
-double sum_squares_impl(const Tensor& x) {
-  return dispatch_storage(x.dtype(), "sum_squares", [&]<class T>() {
+void add_squares_impl(const Tensor& x, const Tensor& sum) {
+  dispatch_storage(x.dtype(), "add_squares", [&]<class T>() {
     const T* data = x.data<T>();
-    return cpu::ordered_sum<double>(x.numel(),
-                                    [=](int64_t b, int64_t e) { return squares_range(data, b, e); });
+    sum.data<double>()[0] +=
+        cpu::ordered_sum<double>(x.numel(), [=](int64_t b, int64_t e) { return squares_range(data, b, e); });
   });
 }
 
 // x - x is 0 for a finite x and NaN otherwise.
 template <class T>
-int64_t count_not_finite(const T* x, int64_t begin, int64_t end) {
+int64_t not_finite_range(const T* x, int64_t begin, int64_t end) {
   int64_t count = 0;
 #pragma omp simd reduction(+ : count)
   for (int64_t i = begin; i < end; i++) {
@@ -161,11 +166,11 @@ int64_t count_not_finite(const T* x, int64_t begin, int64_t end) {
   return count;
 }
 
-bool all_finite_impl(const Tensor& x) {
-  return dispatch_storage(x.dtype(), "all_finite", [&]<class T>() {
+void count_not_finite_impl(const Tensor& x, const Tensor& count) {
+  dispatch_storage(x.dtype(), "count_not_finite", [&]<class T>() {
     const T* data = x.data<T>();
-    return cpu::ordered_sum<int64_t>(x.numel(),
-                                     [=](int64_t b, int64_t e) { return count_not_finite(data, b, e); }) == 0;
+    count.data<int64_t>()[0] += cpu::ordered_sum<int64_t>(
+        x.numel(), [=](int64_t b, int64_t e) { return not_finite_range(data, b, e); });
   });
 }
 
@@ -199,6 +204,18 @@ void accumulate_impl(const Tensor& to, const Tensor& from) {
     });
     return;
   }
+  if (to.dtype() == DType::f64 && from.dtype() == DType::f32) {
+    double* sum = to.data<double>();
+    const float* add = from.data<float>();
+    for (int64_t i = 0; i < to.numel(); i++) sum[i] += static_cast<double>(add[i]);
+    return;
+  }
+  if (to.dtype() == DType::i64) {
+    int64_t* sum = to.data<int64_t>();
+    const int64_t* add = from.data<int64_t>();
+    for (int64_t i = 0; i < to.numel(); i++) sum[i] += add[i];
+    return;
+  }
   add_impl(to, from, to);
 }
 
@@ -213,8 +230,9 @@ const bool added[] = {
     sum_fwd.add(DeviceType::cpu, &sum_impl, kIsaLevel),
     cast_fwd.add(DeviceType::cpu, &cast_impl, kIsaLevel),
     fill.add(DeviceType::cpu, &fill_impl, kIsaLevel),
-    sum_squares.add(DeviceType::cpu, &sum_squares_impl, kIsaLevel),
-    all_finite.add(DeviceType::cpu, &all_finite_impl, kIsaLevel),
+    scale_by.add(DeviceType::cpu, &scale_by_impl, kIsaLevel),
+    add_squares.add(DeviceType::cpu, &add_squares_impl, kIsaLevel),
+    count_not_finite.add(DeviceType::cpu, &count_not_finite_impl, kIsaLevel),
     accumulate.add(DeviceType::cpu, &accumulate_impl, kIsaLevel),
 };
 

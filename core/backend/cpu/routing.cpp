@@ -9,42 +9,7 @@
 #include "core/backend/cpu/isa.h"
 
 SHOAL_KERNELS_BEGIN
-#include "core/backend/functors/vector_math.inc"
-
-template <class T>
-constexpr T kFloor = T(1e-20);  // added to every sum of scores that is divided by
-
-// log((1 + s) / (1 - s)) = 2 s (1 + s^2/3 + s^4/5 + ...), for |s| <= 1/3.
-template <class T>
-T twice_atanh(T s) {
-  constexpr int kTerms = sizeof(T) == 4 ? 8 : 17;
-  const T z = s * s;
-  T q = T(1) / T(2 * kTerms - 1);
-  for (int n = kTerms - 1; n > 0; n--) q = q * z + T(1) / T(2 * n - 1);
-  return T(2) * s * q;
-}
-
-// log(1 + e^x) with full relative precision for very negative x.
-template <class T>
-T softplus(T x) {
-  const T e = fast_exp(x > 0 ? -x : x);  // in (0, 1]
-  return (x > 0 ? x : T(0)) + twice_atanh(e / (T(2) + e));
-}
-
-// log(x) for normal positive x; any finite value otherwise (the caller multiplies it by 0).
-template <class T>
-T log_of(T x) {
-  using K = ExpConstants<T>;
-  using Bits = typename K::Bits;
-  constexpr Bits kMantissa = (Bits(1) << K::kMantissaBits) - 1;
-  const Bits bits = __builtin_bit_cast(Bits, x);
-  const T mantissa = __builtin_bit_cast(T, (bits & kMantissa) | (K::kBias << K::kMantissaBits));  // [1, 2)
-  const bool large = mantissa > T(1.41421356);
-  const T m = large ? mantissa * T(0.5) : mantissa;
-  const auto exponent = static_cast<int32_t>((bits >> K::kMantissaBits) & (2 * K::kBias + 1));
-  const T n = static_cast<T>(exponent - static_cast<int32_t>(K::kBias) + (large ? 1 : 0));
-  return n * T(0.693147180559945309) + twice_atanh((m - 1) / (m + 1));
-}
+#include "core/backend/functors/routing.inc"
 
 template <class T>
 T max_of(const T* x, int64_t n) {
@@ -189,7 +154,7 @@ struct RouteRows {
   const uint8_t* valid;
   int32_t* ids;
   T *weights, *scores, *lse;
-  double* entropy;  // per token; may be null
+  double* entropy;  // per token
   int64_t num_experts;
   const RouteSpec* spec;
 
@@ -199,7 +164,7 @@ struct RouteRows {
     std::fill(weights + t * k, weights + (t + 1) * k, T(0));
     std::fill(scores + t * num_experts, scores + (t + 1) * num_experts, T(0));
     if (lse != nullptr) lse[t] = 0;
-    if (entropy != nullptr) entropy[t] = 0;
+    entropy[t] = 0;
   }
 
   void route(int64_t t) const {
@@ -214,7 +179,7 @@ struct RouteRows {
       score_row(x, s, num_experts, spec->score);
       if (lse != nullptr) lse[t] = softmax_row<T>(x, nullptr, num_experts);
     }
-    if (entropy != nullptr) entropy[t] = entropy_row(s, num_experts);
+    entropy[t] = entropy_row(s, num_experts);
     Best<T> chosen(k);
     choose(s, bias, num_experts, *spec, chosen);
     std::copy(chosen.ids, chosen.ids + k, ids + t * k);
@@ -222,16 +187,42 @@ struct RouteRows {
   }
 };
 
+void count_experts_impl(const Tensor& ids_TK, const Tensor& counts_E) {
+  const int32_t* ids = ids_TK.data<int32_t>();
+  int64_t* counts = counts_E.data<int64_t>();
+  std::fill(counts, counts + counts_E.numel(), 0);
+  for (int64_t n = 0; n < ids_TK.numel(); n++) {
+    if (ids[n] >= 0) counts[ids[n]]++;
+  }
+}
+
+void count_frequency_impl(const Tensor& counts_E, double assignments, const Tensor& frequency_E) {
+  dispatch_float(frequency_E.dtype(), "count_frequency", [&]<class T>() {
+    const int64_t* counts = counts_E.data<int64_t>();
+    T* frequency = frequency_E.data<T>();
+    for (int64_t e = 0; e < counts_E.numel(); e++)
+      frequency[e] = static_cast<T>(static_cast<double>(counts[e]) / assignments);
+  });
+}
+
+void balance_bias_impl(const Tensor& bias_E, const Tensor& counts_E, double rate) {
+  const int64_t num_experts = counts_E.numel(), *counts = counts_E.data<int64_t>();
+  float* bias = bias_E.data<float>();
+  int64_t total = 0;
+  for (int64_t e = 0; e < num_experts; e++) total += counts[e];
+  for (int64_t e = 0; e < num_experts; e++) {
+    // sign(mean - count) without rounding.
+    const int64_t difference = total - num_experts * counts[e];
+    bias[e] += static_cast<float>(rate) * static_cast<float>((difference > 0) - (difference < 0));
+  }
+}
+
 // f[g][i] = assignments of i in g / (k * valid tokens of g); counts over all groups.
 template <class T>
 void count_assignments(const RouteForward& a, const RouteSpec& spec, const BalanceSpec& balance) {
   const int64_t num_tokens = a.logits_TE.num_rows(), num_experts = a.logits_TE.row_size(), k = spec.top_k;
   const int32_t* ids = a.ids_TK.data<int32_t>();
-  int64_t* counts = a.counts_E.data<int64_t>();
-  std::fill(counts, counts + num_experts, 0);
-  for (int64_t n = 0; n < num_tokens * k; n++) {
-    if (ids[n] >= 0) counts[ids[n]]++;
-  }
+  count_experts_impl(a.ids_TK, a.counts_E);
   if (!a.frequency_GE.defined() || balance.frequency_E.defined()) return;
   T* frequency = a.frequency_GE.data<T>();
   const int64_t num_groups = a.frequency_GE.num_rows();
@@ -247,10 +238,6 @@ void count_assignments(const RouteForward& a, const RouteSpec& spec, const Balan
     }
     for (int64_t e = 0; e < num_experts && assigned > 0; e++) f[e] /= static_cast<T>(assigned);
   }
-}
-
-double per_token(double coefficient, const BalanceSpec& balance) {
-  return balance.total_tokens > 0 ? coefficient / static_cast<double>(balance.total_tokens) : 0;
 }
 
 // The frequency row of token t.
@@ -303,25 +290,25 @@ void route_fwd_typed(const RouteForward& a, const RouteSpec& spec, const Balance
                           a.weights_TK.data<T>(),
                           a.scores_TE.data<T>(),
                           a.lse_T.defined() ? a.lse_T.data<T>() : nullptr,
-                          a.entropy != nullptr ? scratch : nullptr,
+                          scratch,
                           num_experts,
                           &spec};
   cpu::parallel_rows(num_tokens, 8 * num_experts, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) rows.route(t);
   });
   count_assignments<T>(a, spec, balance);
-  if (a.entropy != nullptr) {
-    *a.entropy = 0;
-    for (int64_t t = 0; t < num_tokens; t++) *a.entropy += scratch[t];
-  }
-  if (a.z_loss != nullptr) {
+  double entropy = 0;
+  for (int64_t t = 0; t < num_tokens; t++) entropy += scratch[t];
+  a.entropy.data<double>()[0] = entropy;
+  if (a.z_loss.defined()) {
     double total = 0;
     for (int64_t t = 0; t < num_tokens; t++) total += static_cast<double>(rows.lse[t]) * rows.lse[t];
-    *a.z_loss = per_token(balance.z_coeff, balance) * total;
+    a.z_loss.data<T>()[0] = static_cast<T>(balance.per_token(balance.z_coeff) * total);
   }
-  if (a.aux_loss != nullptr) {
-    *a.aux_loss = per_token(balance.aux_coeff * static_cast<double>(num_experts), balance) *
-                  balance_sum<T>(a, spec, scratch);
+  if (a.aux_loss.defined()) {
+    a.aux_loss.data<T>()[0] =
+        static_cast<T>(balance.per_token(balance.aux_coeff * static_cast<double>(num_experts)) *
+                       balance_sum<T>(a, spec, scratch));
   }
 }
 
@@ -426,8 +413,10 @@ struct RouteBackwardRows {
 void route_bwd_impl(const RouteBackward& a, const RouteSpec& spec, const BalanceSpec& balance) {
   dispatch_float(a.logits_TE.dtype(), "route", [&]<class T>() {
     const int64_t num_tokens = a.logits_TE.num_rows(), num_experts = a.logits_TE.row_size();
-    const double aux = a.daux * per_token(balance.aux_coeff * static_cast<double>(num_experts), balance);
-    const double z = a.dz * 2 * per_token(balance.z_coeff, balance);
+    const double daux = a.daux.defined() ? a.daux.data<T>()[0] : 0,
+                 dz = a.dz.defined() ? a.dz.data<T>()[0] : 0;
+    const double aux = daux * balance.per_token(balance.aux_coeff * static_cast<double>(num_experts));
+    const double z = dz * 2 * balance.per_token(balance.z_coeff);
     const RouteBackwardRows<T> rows{a.logits_TE.data<T>(),
                                     a.scores_TE.data<T>(),
                                     a.dweights_TK.defined() ? a.dweights_TK.data<T>() : nullptr,
@@ -448,6 +437,9 @@ void route_bwd_impl(const RouteBackward& a, const RouteSpec& spec, const Balance
 const bool added[] = {
     route_fwd.add(DeviceType::cpu, &route_fwd_impl, kIsaLevel),
     route_bwd.add(DeviceType::cpu, &route_bwd_impl, kIsaLevel),
+    count_experts_fwd.add(DeviceType::cpu, &count_experts_impl, kIsaLevel),
+    count_frequency.add(DeviceType::cpu, &count_frequency_impl, kIsaLevel),
+    balance_bias.add(DeviceType::cpu, &balance_bias_impl, kIsaLevel),
 };
 
 SHOAL_KERNELS_END

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/autograd/accumulate.h"
-#include "core/backend/cuda/fault.h"
 #include "core/backend/cuda/map.h"
 #include "core/backend/cuda/sum.h"
 
@@ -112,6 +111,31 @@ void scale_impl(const Tensor& x, double factor, const Tensor& out) {
   });
 }
 
+// x[i] *= factor[0], unless that is 1.
+template <class T, class F>
+struct ScaleBy {
+  static constexpr int kPack = cuda::kPack<T>;
+  T* x;
+  const F* factor;
+  template <int N>
+  SHOAL_DEVICE void at(int64_t i) const {
+    const auto by = static_cast<Compute<T>>(factor[0]);
+    if (by == Compute<T>(1)) return;
+    auto values = load<N>(x + i);
+    for (int j = 0; j < N; j++) values.v[j] *= by;
+    store<N>(x + i, values);
+  }
+};
+
+void scale_by_impl(const Tensor& x, const Tensor& factor) {
+  dispatch_storage(x.dtype(), "scale_by", [&]<class T>() {
+    dispatch_storage(factor.dtype(), "scale_by", [&]<class F>() {
+      T* to = x.data<T>();
+      map(x.device(), x.numel(), all_aligned({to}), ScaleBy<T, F>{to, factor.data<F>()});
+    });
+  });
+}
+
 void sigmoid_impl(const Tensor& x, const Tensor& out) {
   dispatch_float(x.dtype(), "sigmoid", [&]<class T>() { unary<T, T>(x, out, Sigmoid{}); });
 }
@@ -132,6 +156,9 @@ void accumulate_impl(const Tensor& to, const Tensor& from) {
   if (to.dtype() == DType::f32 && from.dtype() == DType::bf16) {
     return binary<float, BFloat16>(to, from, to, Add{});
   }
+  if (to.dtype() == DType::f64 && from.dtype() == DType::f32)
+    return binary<double, float>(to, from, to, Add{});
+  if (to.dtype() == DType::i64) return binary<int64_t, int64_t>(to, from, to, Add{});
   add_impl(to, from, to);
 }
 
@@ -255,19 +282,21 @@ __global__ void partial_sums_kernel(const T* x, int64_t count, F f, double* part
   if (threadIdx.x == 0) partials[blockIdx.x] = sum[0];
 }
 
-// One block.
-template <class T>
+// One block. out = the sum, or out += the sum.
+template <bool kAdd, class T>
 __global__ void total_kernel(const double* partials, int64_t count, T* out) {
   SHOAL_SHARED(double, scratch, Sum::kScratch);
   Sum block_sums(scratch);
   double sum[1] = {0};
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum[0] += partials[i];
   block_sums(sum);
-  if (threadIdx.x == 0) out[0] = T(static_cast<Compute<T>>(sum[0]));
+  if (threadIdx.x != 0) return;
+  const auto total = static_cast<Compute<T>>(sum[0]);
+  out[0] = T(kAdd ? static_cast<Compute<T>>(out[0]) + total : total);
 }
 
-template <class F>
-void sum_all(const Tensor& x, const Tensor& out) {
+template <bool kAdd, class F, class Out>
+void sum_all(const Tensor& x, Out* out) {
   const int64_t count = x.numel();
   dispatch_storage(x.dtype(), "sum", [&]<class T>() {
     const T* from = x.data<T>();
@@ -281,27 +310,21 @@ void sum_all(const Tensor& x, const Tensor& out) {
     } else {
       SHOAL_LAUNCH((partial_sums_kernel<T, 1, F>), shape, from, count, F{}, partial);
     }
-    dispatch_storage(out.dtype(), "sum", [&]<class Out>() {
-      SHOAL_LAUNCH((total_kernel<Out>), launch_shape(x.device(), 1, kSumThreads), partial,
-                   int64_t{shape.grid_x}, out.data<Out>());
-    });
+    SHOAL_LAUNCH((total_kernel<kAdd, Out>), launch_shape(x.device(), 1, kSumThreads), partial,
+                 int64_t{shape.grid_x}, out);
   });
 }
 
-template <class F>
-double sum_on_host(const Tensor& x) {
-  const Tensor total = Tensor::empty({}, DType::f64, x.device());
-  sum_all<F>(x, total);
-  check_faults(x.device());
-  return total.item();
+void sum_impl(const Tensor& x, const Tensor& out) {
+  dispatch_storage(out.dtype(), "sum", [&]<class Out>() { sum_all<false, Value>(x, out.data<Out>()); });
 }
 
-double sum_squares_impl(const Tensor& x) {
-  return sum_on_host<Square>(x);
+void add_squares_impl(const Tensor& x, const Tensor& sum) {
+  sum_all<true, Square>(x, sum.data<double>());
 }
 
-bool all_finite_impl(const Tensor& x) {
-  return sum_on_host<NotFinite>(x) == 0;
+void count_not_finite_impl(const Tensor& x, const Tensor& count) {
+  sum_all<true, NotFinite>(x, count.data<int64_t>());
 }
 
 [[maybe_unused]] const bool added[] = {
@@ -312,18 +335,19 @@ bool all_finite_impl(const Tensor& x) {
     sigmoid_bwd.add(DeviceType::cuda, &sigmoid_bwd_impl),
     scale_rows_fwd.add(DeviceType::cuda, &scale_rows_impl),
     scale_rows_bwd.add(DeviceType::cuda, &scale_rows_bwd_impl),
-    sum_fwd.add(DeviceType::cuda, &sum_elements),
+    sum_fwd.add(DeviceType::cuda, &sum_impl),
     cast_fwd.add(DeviceType::cuda, &cast_impl),
     fill.add(DeviceType::cuda, &fill_impl),
-    sum_squares.add(DeviceType::cuda, &sum_squares_impl),
-    all_finite.add(DeviceType::cuda, &all_finite_impl),
+    scale_by.add(DeviceType::cuda, &scale_by_impl),
+    add_squares.add(DeviceType::cuda, &add_squares_impl),
+    count_not_finite.add(DeviceType::cuda, &count_not_finite_impl),
     accumulate.add(DeviceType::cuda, &accumulate_impl),
 };
 
 }  // namespace
 
-void sum_elements(const Tensor& x, const Tensor& out) {
-  sum_all<Value>(x, out);
+void add_sum(const Tensor& x, const Tensor& out) {
+  sum_all<true, Value>(x, out.data<double>());
 }
 
 }  // namespace shoal::cuda

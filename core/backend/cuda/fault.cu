@@ -1,6 +1,5 @@
 #include "core/backend/cuda/fault.h"
 
-#include <limits>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -8,8 +7,6 @@
 namespace shoal::cuda {
 
 namespace {
-
-constexpr int64_t kNoFault = std::numeric_limits<int64_t>::max();
 
 const Tensor& record_of(Device device) {
   static std::mutex mutex;
@@ -35,6 +32,12 @@ const char* text_of(FaultKind kind) {
       return "combine_rows: a slot that is no row of x";
     case FaultKind::combine_row:
       return "combine_rows: a token or choice that the slots do not have";
+    case FaultKind::loss_gradient:
+      return "linear_cross_entropy: the weight's gradient was added in forward for a loss that is backward's "
+             "seed; "
+             "got an upstream gradient other than 1; pass the factor as `scale`";
+    case FaultKind::expert_id:
+      return "dispatch: an expert id that is neither -1 (dropped) nor one of the experts";
   }
   return "?";
 }
@@ -45,13 +48,11 @@ long long* fault_record(Device device) {
   return reinterpret_cast<long long*>(record_of(device).data<int64_t>());
 }
 
-void check_faults(Device device) {
-  const Tensor& record = record_of(device);
-  const int64_t worst = record.to_vector<int64_t>()[0];
-  if (worst == kNoFault) return;
-  record.copy_from(Tensor::from(std::vector<int64_t>{kNoFault}, {1}));
-  SHOAL_CHECK(false, device, ": ", text_of(static_cast<FaultKind>(worst % kFaultKinds)), " (position ",
-              worst / kFaultKinds, ')');
+void throw_fault(Device device, int64_t recorded) {
+  if (recorded == kNoFault) return;
+  record_of(device).copy_from(Tensor::from(std::vector<int64_t>{kNoFault}, {1}));
+  SHOAL_CHECK(false, device, ": ", text_of(static_cast<FaultKind>(recorded % kFaultKinds)), " (position ",
+              recorded / kFaultKinds, ')');
 }
 
 }  // namespace shoal::cuda

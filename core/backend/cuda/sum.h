@@ -5,8 +5,8 @@
 
 namespace shoal::cuda {
 
-/// out = the sum of all elements of x, added in double in an order that depends on numel only; both on one
-/// device.
-void sum_elements(const Tensor& x, const Tensor& out);
+/// out (f64 scalar) += the sum of all elements of x, added in double in an order that depends on numel only;
+/// both on one device.
+void add_sum(const Tensor& x, const Tensor& out);
 
 }  // namespace shoal::cuda

@@ -115,7 +115,7 @@ TEST(FillInit, TP_01_BitsDoNotDependOnTheSharding) {
 TEST(FillInit, TP_01_ExpertsDifferFromEachOtherAndFollowTheDeviation) {
   const Leafy module(context_for(0, 1), {8, 40, 50}, Init::normal(0.5), Placement::expert());
   const Tensor& value = module.weight->value;
-  EXPECT_NEAR(std::sqrt(sum_squares(Device{}, value) / static_cast<double>(value.numel())), 0.5, 0.01);
+  EXPECT_NEAR(std::sqrt(sum_squares(value) / static_cast<double>(value.numel())), 0.5, 0.01);
   for (int64_t a = 0; a < 8; a++) {
     for (int64_t b = a + 1; b < 8; b++) EXPECT_FALSE(same_bits(value.rows(a, a + 1), value.rows(b, b + 1)));
   }

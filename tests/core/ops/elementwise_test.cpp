@@ -112,23 +112,23 @@ TEST(Elementwise, AccumulateAddsIntoTheFirstTensor) {
 }
 
 TEST(Elementwise, SumOfSquaresIsAccumulatedInDouble) {
-  EXPECT_DOUBLE_EQ(sum_squares(Device{}, Tensor::from(std::vector<float>{3e20F, 4e20F}, {2})),
+  EXPECT_DOUBLE_EQ(sum_squares(Tensor::from(std::vector<float>{3e20F, 4e20F}, {2})),
                    std::pow(3e20F, 2.0) + std::pow(4e20F, 2.0));
-  EXPECT_EQ(sum_squares(Device{}, Tensor::empty({0}, DType::f32)), 0);
+  EXPECT_EQ(sum_squares(Tensor::empty({0}, DType::f32)), 0);
 }
 
 TEST(Elementwise, AllFiniteFindsOneBadElementAnywhere) {
   for (const DType dtype : {DType::f32, DType::f64}) {
     for (const size_t at : {size_t{0}, size_t{777}, size_t{20010}}) {
       const Tensor x = random_tensor({20011}, dtype, 1);
-      EXPECT_TRUE(all_finite(Device{}, x));
+      EXPECT_TRUE(all_finite(x));
       for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL}) {
         fill(Device{}, x.flat(static_cast<int64_t>(at), 1), bad);
-        EXPECT_FALSE(all_finite(Device{}, x)) << bad << " at " << at;
+        EXPECT_FALSE(all_finite(x)) << bad << " at " << at;
       }
     }
   }
-  EXPECT_TRUE(all_finite(Device{}, Tensor::empty({0}, DType::f32)));
+  EXPECT_TRUE(all_finite(Tensor::empty({0}, DType::f32)));
 }
 
 TEST(Elementwise, ResultsAreBitEqualForAnyNumberOfThreads) {
@@ -138,7 +138,7 @@ TEST(Elementwise, ResultsAreBitEqualForAnyNumberOfThreads) {
   expect_same_for_any_team([&] { return std::vector{sigmoid(add(mul(x, y), scale(x, 0.1)))}; });
   expect_same_for_any_team([&] { return std::vector{scale_rows(x, s)}; });
   expect_same_for_any_team(
-      [&] { return std::vector{Tensor::from(std::vector<double>{sum_squares(Device{}, x)}, {1})}; });
+      [&] { return std::vector{Tensor::from(std::vector<double>{sum_squares(x)}, {1})}; });
 }
 
 TEST(Elementwise, ErrorsNameTheOperationAndBothShapes) {

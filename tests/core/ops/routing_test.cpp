@@ -290,13 +290,13 @@ TEST(Routing, RT_09_FarNegativeLogitsGiveFiniteWeightsAndGradients) {
       logits.grad_ref.leaf = &leaf;
       Tape tape;
       const Routed r = route(logits, {}, {}, {.score = score}, {1, 1, 3, 0, {}});
-      EXPECT_TRUE(all_finite(Device{}, r.weights_TK));
+      EXPECT_TRUE(all_finite(r.weights_TK));
       EXPECT_TRUE(std::isfinite(r.aux_loss.item()) && std::isfinite(r.z_loss.item()));
       EXPECT_TRUE(std::isfinite(r.entropy.item()));
       tape.backward({r.weights_TK, r.aux_loss, r.z_loss},
                     {random_tensor({3, 2}, dtype, 1), cast(Tensor::from(std::vector<float>{1}, {}), dtype),
                      cast(Tensor::from(std::vector<float>{1}, {}), dtype)});
-      EXPECT_TRUE(all_finite(Device{}, leaf.grad)) << static_cast<int>(score) << dtype;
+      EXPECT_TRUE(all_finite(leaf.grad)) << static_cast<int>(score) << dtype;
     }
   }
 }
@@ -379,7 +379,7 @@ TEST(Routing, PaddingTokensChangeNothing) {
     tape.backward(add(results.back().aux_loss, results.back().z_loss));
     grads.push_back(leaf.grad.rows(0, 4));
     const Tensor padding = leaf.grad.flat(24, leaf.grad.numel() - 24);
-    EXPECT_EQ(sum_squares(Device{}, padding), 0);
+    EXPECT_EQ(sum_squares(padding), 0);
   }
   EXPECT_EQ(to_doubles(results[0].aux_loss), to_doubles(results[1].aux_loss));
   EXPECT_EQ(to_doubles(results[0].z_loss), to_doubles(results[1].z_loss));

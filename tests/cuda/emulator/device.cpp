@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "core/backend/cuda/fault.h"
 #include "core/base/error.h"
 #include "core/tensor/device_runtime.h"
 #include "tests/cuda/emulator/fiber.h"
@@ -57,7 +58,10 @@ class EmulatedDevice final : public DeviceRuntime {
   void copy(void* to, Device, const void* from, Device, int64_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
-  void synchronize() override {}
+  void synchronize() override {
+    constexpr Device kDevice{DeviceType::cuda, 0};
+    cuda::throw_fault(kDevice, *cuda::fault_record(kDevice));
+  }
   void count_foreign(int64_t) noexcept override {}
   MemoryStats stats() const override {
     const std::lock_guard lock(mutex_);

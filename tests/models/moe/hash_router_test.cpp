@@ -22,10 +22,9 @@ Routing route_tokens(const std::vector<int32_t>& tokens, int64_t experts, int64_
   ModelBatch batch = batch_of({tokens});
   if (!valid.empty()) batch.valid_T = Tensor::from(valid, Shape{std::ssize(valid)});
   const auto world = make_single_communicator();
-  const std::vector<int64_t> none;
   const ForwardContext train;
   const Tensor x = Tensor::zeros({std::ssize(tokens), 4}, DType::f32);
-  return router->route({x, batch, train, *world, none});
+  return router->route({x, batch, train, *world, {}});
 }
 
 TEST(HashRouter, EqualTokensGoToEqualDistinctExpertsWithEqualWeights) {
