@@ -22,13 +22,15 @@ class HashRouter final : public Router {
 
   Routing route(const RouteInput& input) override {
     const int64_t T = input.x_TD.num_rows(), K = context_.top_k, E = context_.num_experts;
-    const Tensor tokens = input.batch.tokens_T.to(Device{});
-    const Tensor valid = input.batch.valid_T.defined() ? input.batch.valid_T.to(Device{}) : Tensor{};
+    // Waits for the device: a baseline, whose hash the host computes.
+    const std::vector<int32_t> tokens = input.batch.tokens_T.to_vector<int32_t>();
+    const std::vector<uint8_t> valid =
+        input.batch.valid_T.defined() ? input.batch.valid_T.to_vector<uint8_t>() : std::vector<uint8_t>{};
     std::vector<int32_t> ids(static_cast<size_t>(T * K), -1);
     std::vector<int64_t> counts(static_cast<size_t>(E), 0);
     for (int64_t t = 0; t < T; t++) {
-      if (valid.defined() && valid.data<uint8_t>()[t] == 0) continue;
-      const auto token = static_cast<uint64_t>(tokens.data<int32_t>()[t]);
+      if (!valid.empty() && valid[static_cast<size_t>(t)] == 0) continue;
+      const auto token = static_cast<uint64_t>(tokens[static_cast<size_t>(t)]);
       for (int64_t k = 0; k < K; k++) {
         // The k-th element of a permutation of the experts: the choices of a token differ.
         const uint64_t expert =

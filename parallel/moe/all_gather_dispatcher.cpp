@@ -116,19 +116,23 @@ class AllGatherDispatcher final : public Dispatcher {
     return plan;
   }
 
+  // This dispatcher is the reference, not the fast one: its positions are computed by the host.
   void fill_positions(AllGatherPlan& plan) {
     const auto me = static_cast<size_t>(group_->rank());
+    const Device device = plan.own.row_N.device();
     const int64_t num_rows = plan.own.num_rows(), top_k = plan.expert_position_TK.size(1);
-    plan.expert_position_N = Tensor::empty({num_rows}, DType::i64);
-    const int64_t *token = plan.own.row_N.data<int64_t>(), *choice = plan.own.choice_N.data<int64_t>();
-    for (int64_t n = 0; n < num_rows; n++) {
-      plan.expert_position_N.data<int64_t>()[n] =
-          plan.expert_position_TK.data<int64_t>()[token[n] * top_k + choice[n]];
-    }
-    const Tensor positions = gather_all_rows(plan.expert_position_N, *group_, plan.send_offsets);
-    const Tensor inverse = Tensor::empty({positions.numel()}, DType::i64);
-    for (int64_t q = 0; q < positions.numel(); q++) inverse.data<int64_t>()[positions.data<int64_t>()[q]] = q;
-    plan.send_position_R = inverse.rows(plan.expert_offsets[me], plan.expert_offsets[me + 1]);
+    const auto token = plan.own.row_N.to_vector<int64_t>(), choice = plan.own.choice_N.to_vector<int64_t>(),
+               position = plan.expert_position_TK.to_vector<int64_t>();
+    std::vector<int64_t> positions(static_cast<size_t>(num_rows));
+    for (size_t n = 0; n < positions.size(); n++)
+      positions[n] = position[static_cast<size_t>(token[n] * top_k + choice[n])];
+    plan.expert_position_N = Tensor::from(positions, {num_rows}, device);
+    const std::vector<int64_t> all =
+        gather_all_rows(plan.expert_position_N, *group_, plan.send_offsets).to_vector<int64_t>();
+    std::vector<int64_t> inverse(all.size());
+    for (size_t q = 0; q < all.size(); q++) inverse[static_cast<size_t>(all[q])] = static_cast<int64_t>(q);
+    plan.send_position_R = Tensor::from(inverse, {std::ssize(inverse)}, device)
+                               .rows(plan.expert_offsets[me], plan.expert_offsets[me + 1]);
   }
 
   Communicator* group_;

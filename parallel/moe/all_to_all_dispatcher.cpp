@@ -42,7 +42,7 @@ class AllToAllDispatcher final : public Dispatcher {
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
     counts_sent.wait();
     plan->arrival = order_arrivals({arriving.data<int64_t>(), static_cast<size_t>(arriving.numel())},
-                                   group_->size(), num_local);
+                                   group_->size(), num_local, x_TD.device());
     if (group_->size() == 1) {
       Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, plan};
       return Pending<Dispatched>([dispatched] { return dispatched; });

@@ -29,12 +29,13 @@ const Plan& plan_of(const std::shared_ptr<const DispatchPlan>& plan, const char*
 /// (-1) left out. N rows: counts_E sums to N.
 struct SortedAssignments {
   std::vector<int64_t> counts_E;
-  Tensor row_N, choice_N;  // i64, cpu: token and choice of each row
-  Tensor slots_TK;         // i64, cpu: the row of each assignment, -1 when dropped
+  Tensor row_N, choice_N;  // i64, on the device of the ids: token and choice of each row
+  Tensor slots_TK;         // i64, there too: the row of each assignment, -1 when dropped
 
   int64_t num_rows() const { return row_N.numel(); }
 };
-/// expert_ids_TK: i32 in [-1, num_experts); throws Error naming the first other value.
+/// expert_ids_TK: i32 in [-1, num_experts); throws Error naming the first other value. Waits for the device:
+/// the host needs the counts, for the sizes of what is sent and for the experts' products.
 SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts);
 
 /// Sums of consecutive counts: what each rank's experts get.
@@ -46,9 +47,10 @@ struct ArrivalOrder {
   std::vector<int64_t> recv_rows;        // per source
   std::vector<int64_t> rows_per_expert;  // per local expert
   bool identity = false;                 // arrival order is the order of use already: no tensors then
-  Tensor index_R, inverse_R;             // i64, cpu
+  Tensor index_R, inverse_R;             // i64, on the device
 };
 /// counts: num_sources x num_local, row major.
-ArrivalOrder order_arrivals(std::span<const int64_t> counts, int64_t num_sources, int64_t num_local);
+ArrivalOrder order_arrivals(std::span<const int64_t> counts, int64_t num_sources, int64_t num_local,
+                            Device device = {});
 
 }  // namespace shoal

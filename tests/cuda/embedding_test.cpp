@@ -19,7 +19,7 @@ Tensor ids_of(int64_t count, int64_t vocab, uint64_t seed) {
 struct Sizes {
   int64_t tokens, vocab, width;
 };
-constexpr Sizes kSizes[] = {{0, 4, 8}, {1, 1, 1}, {7, 5, 3}, {200, 9, 40}, {150, 300, 257}};
+constexpr Sizes kSizes[] = {{0, 4, 8}, {1, 1, 1}, {7, 5, 3}, {200, 9, 40}, {150, 300, 257}, {300, 3000, 9}};
 
 TEST(CudaEmbedding, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
   const NarrowLaunches narrow;

@@ -319,7 +319,7 @@ TEST(EmulatorFinds, SizesThatTheHardwareDoesNotHave) {
 
 __global__ void functions_kernel(float* out) {
   const unsigned t = threadIdx.x;
-  float* mine = out + t * 11;
+  float* mine = out + t * 12;
   mine[0] = static_cast<float>(__shfl_sync(kAllLanes, t, 3));
   mine[1] = static_cast<float>(__shfl_down_sync(kAllLanes, t, 2));
   mine[2] = static_cast<float>(__shfl_up_sync(kAllLanes, t, 2));
@@ -330,6 +330,8 @@ __global__ void functions_kernel(float* out) {
   mine[7] = static_cast<float>(__syncthreads_count(t % 4 == 1 ? 1 : 0));
   mine[8] = static_cast<float>(__syncthreads_or(t == 7 ? 1 : 0) * 10 + __syncthreads_and(t == 7 ? 1 : 0));
   mine[9] = static_cast<float>(__ffs(t << 3));
+  const unsigned same = __match_any_sync(kAllLanes, static_cast<int>(t * t % 5));
+  mine[11] = static_cast<float>(__popc(same & ((1U << t % 32) - 1)));
   mine[10] = t % 32 < 8 ? static_cast<float>(__shfl_xor_sync(0xFFU, t, 7)) : -1.0F;
 }
 
@@ -337,12 +339,14 @@ TEST(Emulator, WarpAndBlockFunctionsDoWhatCudaSays) {
   std::vector<float> want;
   for (int t = 0; t < 64; t++) {
     const int lane = t % 32, warp = t - lane;
+    int same = 0;
+    for (int before = warp; before < t; before++) same += before * before % 5 == t * t % 5 ? 1 : 0;
     want.insert(want.end(),
                 {static_cast<float>(warp + 3), static_cast<float>(lane < 30 ? t + 2 : t),
                  static_cast<float>(lane >= 2 ? t - 2 : t), static_cast<float>(warp + (lane ^ 5)),
                  warp == 0 ? 11.0F : 11.0F, warp == 0 ? 0.0F : 1.0F, warp == 0 ? 0.0F : 1.0F, 16.0F, 10.0F,
                  static_cast<float>(t == 0 ? 0 : __builtin_ctz(static_cast<unsigned>(t)) + 4),
-                 lane < 8 ? static_cast<float>(warp + (lane ^ 7)) : -1.0F});
+                 lane < 8 ? static_cast<float>(warp + (lane ^ 7)) : -1.0F, static_cast<float>(same)});
   }
   const Findings found = find(want, [](float* out) { SHOAL_LAUNCH(functions_kernel, shape_of(1, 64), out); });
   EXPECT_EQ(found.fault, "");

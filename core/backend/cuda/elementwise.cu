@@ -119,7 +119,7 @@ struct ScaleBy {
   const F* factor;
   template <int N>
   SHOAL_DEVICE void at(int64_t i) const {
-    const auto by = static_cast<Compute<T>>(factor[0]);
+    const auto by = static_cast<Compute<T>>(load<1>(factor).v[0]);
     if (by == Compute<T>(1)) return;
     auto values = load<N>(x + i);
     for (int j = 0; j < N; j++) values.v[j] *= by;

@@ -3,6 +3,7 @@
 
 #include "core/backend/cuda/fault.h"
 #include "core/backend/cuda/map.h"
+#include "core/backend/cuda/sort.h"
 
 namespace shoal::cuda {
 namespace {
@@ -44,54 +45,64 @@ struct BackwardArgs {
   long long* faults;
 };
 
-// The block of the first token of an id adds the rows of all its tokens, in ascending order. Tokens are
-// searched blockDim.x at a time; which of them have the id is written to `found`, whose halves are used in
-// turn.
-template <class Grad, class Sum>
-__global__ void embedding_bwd_kernel(BackwardArgs<Grad, Sum> a) {
-  SHOAL_SHARED(unsigned, found, 2 * kMaxWarps);
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, num_warps = blockDim.x / kWarp;
-  unsigned turn = 0;
-  for (int64_t t = blockIdx.x; t < a.num_ids; t += gridDim.x) {
-    const int32_t id = a.ids[t];
+/// Ids outside of the table come last.
+struct IdKey {
+  const int32_t* ids;
+  int64_t vocab;
+  SHOAL_DEVICE uint64_t operator()(int32_t t) const {
+    const int32_t id = ids[t];
+    return static_cast<uint64_t>(id < 0 || id >= vocab ? vocab : id);
+  }
+};
+
+// order: the tokens sorted by id, those of an id in ascending order. A warp per token and 32 N columns adds
+// the rows of all tokens of its id when the token is the first of them.
+template <int N, class Grad, class Sum>
+__global__ void embedding_bwd_kernel(BackwardArgs<Grad, Sum> a, const int32_t* order) {
+  const unsigned lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  const int64_t column = (int64_t{blockIdx.y} * kWarp + lane) * N, stride = int64_t{gridDim.y} * kWarp * N;
+  for (int64_t p = int64_t{blockIdx.x} * warps + threadIdx.x / kWarp; p < a.num_ids;
+       p += int64_t{gridDim.x} * warps) {
+    const int32_t id = a.ids[order[p]];
     if (id < 0 || id >= a.vocab) {
-      if (threadIdx.x == 0) report_fault(a.faults, FaultKind::embedding_id, t);
+      if (lane == 0 && blockIdx.y == 0) report_fault(a.faults, FaultKind::embedding_id, order[p]);
       continue;
     }
-    bool earlier = false;
-    for (int64_t i = threadIdx.x; i < t; i += blockDim.x) earlier = earlier || a.ids[i] == id;
-    if (__syncthreads_or(earlier ? 1 : 0) != 0) continue;
-    for (int64_t base = t; base < a.num_ids; base += blockDim.x) {
-      const int64_t i = base + threadIdx.x;
-      const unsigned votes = __ballot_sync(kAllLanes, i < a.num_ids && a.ids[i] == id ? 1 : 0);
-      unsigned* area = found + turn * kMaxWarps;
-      turn ^= 1U;
-      if (lane == 0) area[warp] = votes;
-      __syncthreads();
-      unsigned any = 0;
-      for (unsigned w = 0; w < num_warps; w++) any |= area[w];
-      if (any == 0) continue;
-      for (int64_t d = threadIdx.x; d < a.width; d += blockDim.x) {
-        Sum sum = a.dweight[id * a.width + d];
-        for (unsigned w = 0; w < num_warps; w++) {
-          for (unsigned bits = area[w]; bits != 0; bits &= bits - 1) {
-            const int64_t from = base + w * kWarp + static_cast<unsigned>(__ffs(bits) - 1);
-            sum += static_cast<Sum>(load<1>(a.dy + from * a.width + d).v[0]);
-          }
-        }
-        a.dweight[id * a.width + d] = sum;
+    if (p > 0 && a.ids[order[p - 1]] == id) continue;
+    for (int64_t d = column; d < a.width; d += stride) {
+      Sum* to = a.dweight + id * a.width + d;
+      auto sum = load<N>(to);
+      for (int64_t q = p; q < a.num_ids; q++) {
+        const int32_t t = order[q];
+        if (q > p && a.ids[t] != id) break;
+        const auto row = load<N>(a.dy + t * a.width + d);
+        for (int j = 0; j < N; j++) sum.v[j] += static_cast<Sum>(row.v[j]);
       }
+      store<N>(to, sum);
     }
   }
 }
 
 template <class Grad, class Sum>
 void add_rows(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {
-  constexpr int kMostThreads = 256;
-  const BackwardArgs<Grad, Sum> a{dy.data<Grad>(), ids.data<int32_t>(), dweight.data<Sum>(),      ids.numel(),
-                                  dweight.size(0), dweight.size(1),     fault_record(dy.device())};
-  SHOAL_LAUNCH((embedding_bwd_kernel<Grad, Sum>),
-               launch_shape(dy.device(), a.num_ids, threads_for(a.width, kMostThreads)), a);
+  constexpr int kThreads = 256, kPack = std::min(cuda::kPack<Grad>, cuda::kPack<Sum>);
+  const Device device = dy.device();
+  const BackwardArgs<Grad, Sum> a{dy.data<Grad>(), ids.data<int32_t>(), dweight.data<Sum>(), ids.numel(),
+                                  dweight.size(0), dweight.size(1),     fault_record(device)};
+  const Tensor order = sorted_order(device, a.num_ids, IdKey{a.ids, a.vocab}, key_bits(a.vocab + 1));
+  const auto run = [&]<int N>() {
+    const int threads = std::min(kThreads, launch_limits().block_threads);
+    const int64_t warps = threads / static_cast<int>(kWarp), columns = int64_t{kWarp} * N;
+    SHOAL_LAUNCH(
+        (embedding_bwd_kernel<N, Grad, Sum>),
+        launch_shape(device, (a.num_ids + warps - 1) / warps, threads, (a.width + columns - 1) / columns), a,
+        order.data<int32_t>());
+  };
+  if (all_aligned({a.dy, a.dweight}) && a.width % kPack == 0) {
+    run.template operator()<kPack>();
+  } else {
+    run.template operator()<1>();
+  }
 }
 
 void embedding_bwd_impl(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {

@@ -213,25 +213,34 @@ __global__ void norm_bwd_kernel(Args a) {
   if (a.shared_sums) each_sum([&](int64_t i) { partial[i] = sums[i]; });
 }
 
-// to[d] += sum over b, in order, of partials[b * stride + d].
+// to[d] += sum over b of partials[b * stride + d]: a column per lane, and the warps of a block share the
+// partial rows: warp w adds the rows w, w + warps, ... in order; then these sums are added in order.
 template <class C>
 __global__ void add_partials_kernel(const C* partials, int64_t num_partials, int64_t stride, int64_t width,
                                     C* to) {
-  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (int64_t d = first; d < width; d += int64_t{gridDim.x} * blockDim.x) {
-    C sum = to[d];
-    for (int64_t b = 0; b < num_partials; b++) sum += partials[b * stride + d];
-    to[d] = sum;
+  SHOAL_SHARED(C, sums, kMaxWarps * kWarp);
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, num_warps = blockDim.x / kWarp;
+  for (int64_t first = int64_t{blockIdx.x} * kWarp; first < width; first += int64_t{gridDim.x} * kWarp) {
+    const int64_t d = first + lane;
+    C sum = 0;
+    for (int64_t b = warp; b < num_partials && d < width; b += num_warps) sum += partials[b * stride + d];
+    sums[warp * kWarp + lane] = sum;
+    __syncthreads();
+    if (warp == 0 && d < width) {
+      C total = to[d];
+      for (unsigned w = 0; w < num_warps; w++) total += sums[w * kWarp + lane];
+      to[d] = total;
+    }
+    __syncthreads();
   }
 }
 
 template <class C>
 void add_partials(const C* partials, int64_t num_partials, int64_t stride, const Tensor& to) {
-  constexpr int kThreads = 128;
+  constexpr int kThreads = 512;
   const int64_t width = to.numel();
-  SHOAL_LAUNCH((add_partials_kernel<C>),
-               launch_shape(to.device(), (width + kThreads - 1) / kThreads, kThreads), partials, num_partials,
-               stride, width, to.data<C>());
+  SHOAL_LAUNCH((add_partials_kernel<C>), launch_shape(to.device(), (width + kWarp - 1) / kWarp, kThreads),
+               partials, num_partials, stride, width, to.data<C>());
 }
 
 template <bool kLayer, class S, class Y>

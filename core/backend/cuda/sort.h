@@ -1,5 +1,5 @@
-// A stable sort by small integer keys, for kernels that group rows: radix sort, at most 10 bits per pass. Equal keys
-// stay in the order of the items, so that there is one result, whatever the blocks.
+// A stable sort by small integer keys, for kernels that group rows: radix sort, at most 10 bits per pass.
+// Equal keys stay in the order of the items, so that there is one result, whatever the blocks.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ struct SortPass {
   Key key;                  // struct with SHOAL_DEVICE uint64_t operator()(int32_t item) const
   const int32_t* order_in;  // the items as they are; null: 0, 1, ...
   int32_t* order_out;
-  int* tile_counts;  // [digits, num_tiles]: a digit's items of each tile, then of earlier tiles
+  int* tile_counts;   // [digits, num_tiles]: a digit's items of each tile, then of earlier tiles
   int* digit_starts;  // [digits]: a digit's items, then those of smaller digits
   int64_t count, num_tiles;
   int tile_items, shift, num_digits;
@@ -48,33 +48,15 @@ __global__ void sort_count_kernel(SortPass<Key> a) {
   }
 }
 
-/// values[i] becomes the sum of values[0..i); returns the sum of all. By the lanes of a warp.
-SHOAL_DEVICE int warp_exclusive_scan(int* values, int64_t count) {
-  const unsigned lane = threadIdx.x % kWarp;
-  int before = 0;
-  for (int64_t base = 0; base < count; base += kWarp) {
-    const int64_t i = base + lane;
-    const int value = i < count ? values[i] : 0;
-    int sum = value;
-    for (unsigned offset = 1; offset < kWarp; offset *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, sum, offset);
-      if (lane >= offset) sum += other;
-    }
-    if (i < count) values[i] = before + sum - value;
-    before += __shfl_sync(kAllLanes, sum, kWarp - 1);
-  }
-  return before;
-}
-
-/// A warp per digit.
-__global__ void sort_scan_tiles_kernel(int* tile_counts, int* digit_starts, int num_digits, int64_t num_tiles);
-/// One warp.
-__global__ void sort_scan_digits_kernel(int* digit_starts, int num_digits);
+/// tile_counts [digits, num_tiles]: from a digit's items of each tile to those of earlier tiles; digit_starts
+/// [digits], written: the items of smaller digits.
+void scan_digits(Device device, int* tile_counts, int* digit_starts, int num_digits, int64_t num_tiles);
 
 /// A tile per block and time, a piece of it per warp.
 template <class Key>
 __global__ void sort_scatter_kernel(SortPass<Key> a) {
-  SHOAL_DYNAMIC_SHARED(int, counts);  // of each warp: [warps, digits]; then where its next item of a digit goes
+  SHOAL_DYNAMIC_SHARED(int,
+                       counts);  // of each warp: [warps, digits]; then where its next item of a digit goes
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, num_warps = blockDim.x / kWarp;
   int* mine = counts + warp * static_cast<unsigned>(a.num_digits);
   const int warp_items = a.tile_items / static_cast<int>(num_warps);
@@ -95,7 +77,8 @@ __global__ void sort_scatter_kernel(SortPass<Key> a) {
       }
     }
     __syncthreads();
-    for (int64_t i = begin + lane; i < begin + warp_items + lane; i += kWarp) {
+    for (int base = 0; base < warp_items; base += kWarp) {
+      const int64_t i = begin + base + lane;
       const bool active = i < a.count;
       const int32_t item = active ? a.item(i) : 0;
       const int digit = active ? a.digit(item) : -1;
@@ -121,10 +104,7 @@ void sort_by_digit(Device device, SortPass<Key> pass) {
   const size_t bytes = static_cast<size_t>(pass.num_digits) * sizeof(int);
   const int64_t warps = threads / static_cast<int>(kWarp);
   SHOAL_LAUNCH((sort_count_kernel<Key>), launch_shape(device, pass.num_tiles, threads, 1, bytes), pass);
-  SHOAL_LAUNCH((sort_scan_tiles_kernel), launch_shape(device, (pass.num_digits + warps - 1) / warps, threads),
-               pass.tile_counts, pass.digit_starts, pass.num_digits, pass.num_tiles);
-  SHOAL_LAUNCH((sort_scan_digits_kernel), launch_shape(device, 1, static_cast<int>(kWarp)), pass.digit_starts,
-               pass.num_digits);
+  scan_digits(device, pass.tile_counts, pass.digit_starts, pass.num_digits, pass.num_tiles);
   SHOAL_LAUNCH((sort_scatter_kernel<Key>),
                launch_shape(device, pass.num_tiles, threads, 1, bytes * static_cast<size_t>(warps)), pass);
 }

@@ -101,6 +101,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, SHOAL_SITE) {
   for (unsigned i = 0; i < 32; i++) votes |= (mask >> i & 1U) != 0 && all[i] != 0 ? 1U << i : 0U;
   return votes;
 }
+/// The lanes of `mask` whose value has the bits of this lane's.
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value, SHOAL_SITE) {
+  T all[32];
+  shoal::emulator::warp_exchange(mask, &value, all, sizeof(T), false, "__match_any_sync", {file, line});
+  unsigned same = 0;
+  for (unsigned i = 0; i < 32; i++) same |= (mask >> i & 1U) != 0 && all[i] == value ? 1U << i : 0U;
+  return same;
+}
 inline int __any_sync(unsigned mask, int predicate, SHOAL_SITE) {
   return __ballot_sync(mask, predicate, file, line) != 0 ? 1 : 0;
 }
