@@ -8,6 +8,8 @@
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/routing_common.inc"
 
+using cpu::parallel_rows;
+
 template <class T>
 struct RouteBackwardRows {
   const T *logits, *scores, *dweights, *lse;
@@ -120,7 +122,7 @@ void route_bwd_impl(const RouteBackward& a, const RouteSpec& spec, const Balance
                                     a.dlogits_TE.data<T>(),
                                     num_experts,
                                     &spec};
-    cpu::parallel_rows(num_tokens, 2 * num_experts, [&](int64_t begin, int64_t end) {
+    parallel_rows(num_tokens, 2 * num_experts, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) rows.backward(t);
     });
   });

@@ -13,10 +13,12 @@ struct Candidate {
   T value = -static_cast<T>(INFINITY);
   int32_t id = kNoCandidate;
 };
+/// NaN becomes -infinity.
 template <class T>
 SHOAL_DEVICE Candidate<T> candidate(T value, int64_t id) {
   return {value == value ? value : -static_cast<T>(INFINITY), static_cast<int32_t>(id)};
 }
+/// Whether a is selected before b.
 template <class T>
 SHOAL_DEVICE bool is_before(const Candidate<T>& a, const Candidate<T>& b) {
   return a.value > b.value || (a.value == b.value && a.id < b.id);

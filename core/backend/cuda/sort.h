@@ -92,6 +92,7 @@ __global__ void sort_scatter_kernel(SortPass<Key> a) {
   }
 }
 
+/// A pass whose key, orders, count, shift and num_digits are set.
 template <class Key>
 void sort_by_digit(Device device, SortPass<Key> pass) {
   const int threads = std::min(kSortThreads, launch_limits().block_threads);

@@ -63,12 +63,13 @@ inline Tensor expert_work(const Dispatched& d, int64_t first_expert) {
       row += d.rows_per_expert[e];
     }
   });
-  return mul(mul(d.x_RD, scale), d.x_RD);
+  return mul(mul(d.x_RD, scale.to(d.x_RD.device())), d.x_RD);
 }
 
-/// Collective over the group. Values depend on the global token only.
+/// Collective over the group. Values depend on the global token only. Everything happens on `device`; results
+/// are on the cpu.
 inline DispatchResult run_dispatch(Communicator& group, const std::string& kind, const RoutingCase& c,
-                                   DType dtype) {
+                                   DType dtype, Device device = {}) {
   constexpr int64_t kWidth = 5;
   int64_t first = 0, total = 0;
   for (int r = 0; r < group.size(); r++) {
@@ -81,7 +82,7 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
     for (int64_t k = 0; k < c.top_k; k++) ids.push_back(c.id(t, k));
   }
   auto part = [&](int64_t width, uint64_t seed) {
-    return random_tensor({total, width}, dtype, seed).rows(first, first + num_tokens).clone();
+    return random_tensor({total, width}, dtype, seed).rows(first, first + num_tokens).clone().to(device);
   };
   Tensor x = part(kWidth, 1), weights = part(c.top_k, 2);
   Leaf x_leaf, weights_leaf;
@@ -93,13 +94,14 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
   choice.kind = kind;
   const auto dispatcher = DispatcherRegistry::make(choice, DispatcherContext{&group, c.num_experts});
   Tape tape;
-  const Dispatched d = dispatcher->dispatch(x, Tensor::from(ids, {num_tokens, c.top_k})).wait();
+  const Dispatched d = dispatcher->dispatch(x, Tensor::from(ids, {num_tokens, c.top_k}, device)).wait();
   const ShardRange shard = shard_range(c.num_experts, {group.rank(), group.size()});
   const Tensor y = dispatcher->combine(expert_work(d, shard.begin), weights, d.plan).wait();
-  DispatchResult result{d.x_RD.clone(), y.clone(), {}, {}, d.rows_per_expert};
+  const auto to_cpu = [](const Tensor& t) { return t.clone().to(Device{}); };
+  DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert};
   tape.backward({y}, {part(kWidth, 3)});
-  result.dx_TD = x_leaf.grad;
-  result.dweights_TK = weights_leaf.grad;
+  result.dx_TD = to_cpu(x_leaf.grad);
+  result.dweights_TK = to_cpu(weights_leaf.grad);
   return result;
 }
 

@@ -1,0 +1,60 @@
+// Dispatch and combine of rows on a device, by every dispatcher.
+#include "parallel/moe/dispatcher.h"
+
+#include "parallel/staged_communicator.h"
+#include "tests/parallel/communicator_suite.h"
+#include "tests/parallel/moe/dispatcher_suite.h"
+#include "tests/support/error_of.h"
+#include "tests/support/expect_close.h"
+
+namespace shoal {
+namespace {
+
+using testing::DispatchResult;
+using testing::equal_bits;
+using testing::error_of;
+using testing::routing_cases;
+using testing::RoutingCase;
+using testing::run_dispatch;
+constexpr Device kCuda{DeviceType::cuda, 0};
+
+void expect_same(const DispatchResult& got, const DispatchResult& want) {
+  EXPECT_EQ(got.rows_per_expert, want.rows_per_expert);
+  EXPECT_TRUE(equal_bits(got.x_RD, want.x_RD)) << "x_RD";
+  // The CPU's kernels may fuse products and sums.
+  EXPECT_TRUE(testing::close(got.y_TD, want.y_TD, {1e-6, 1e-6})) << "y_TD";
+  EXPECT_TRUE(testing::close(got.dx_TD, want.dx_TD, {1e-6, 1e-6})) << "dx_TD";
+  EXPECT_TRUE(testing::close(got.dweights_TK, want.dweights_TK, {1e-6, 1e-6})) << "dweights_TK";
+}
+
+class CudaDispatchers : public ::testing::TestWithParam<RoutingCase> {};
+
+TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
+  const RoutingCase& c = GetParam();
+  const auto single = make_single_communicator();
+  expect_same(run_dispatch(*single, "local", c, DType::f32, kCuda),
+              run_dispatch(*single, "local", c, DType::f32));
+  run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    const auto staged = stage_device_tensors(world);
+    for (const char* kind : {"all_to_all", "all_gather"})
+      expect_same(run_dispatch(*staged, kind, c, DType::f32, kCuda),
+                  run_dispatch(*world, kind, c, DType::f32));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaDispatchers, ::testing::ValuesIn(routing_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(CudaDispatcher, RefusesAnIdThatIsNoExpertWhenTheCountsAreRead) {
+  const RoutingCase c{"wrong", 4, 2, [](int) { return 3; },
+                      [](int64_t t, int64_t k) { return static_cast<int32_t>(t == 1 && k == 1 ? 4 : 0); }};
+  const std::string error =
+      error_of([&] { run_dispatch(*make_single_communicator(), "local", c, DType::f32, kCuda); });
+  EXPECT_NE(
+      error.find("dispatch: an expert id that is neither -1 (dropped) nor one of the experts (position 3)"),
+      std::string::npos)
+      << error;
+}
+
+}  // namespace
+}  // namespace shoal
