@@ -98,8 +98,9 @@ void sort_by_digit(Device device, SortPass<Key> pass) {
   const int threads = std::min(kSortThreads, launch_limits().block_threads);
   pass.tile_items = threads * kSortItems;
   pass.num_tiles = (pass.count + pass.tile_items - 1) / pass.tile_items;
-  const Tensor tile_counts = Tensor::empty({pass.num_digits, pass.num_tiles}, DType::i32, device);
-  const Tensor digit_starts = Tensor::empty({pass.num_digits}, DType::i32, device);
+  const Tensor tile_counts =
+      Tensor::empty(Shape{int64_t{pass.num_digits}, pass.num_tiles}, DType::i32, device);
+  const Tensor digit_starts = Tensor::empty(Shape{int64_t{pass.num_digits}}, DType::i32, device);
   pass.tile_counts = tile_counts.data<int32_t>();
   pass.digit_starts = digit_starts.data<int32_t>();
   const size_t bytes = static_cast<size_t>(pass.num_digits) * sizeof(int);
@@ -117,7 +118,7 @@ Tensor sorted_order(Device device, int64_t count, const Key& key, int num_bits, 
   const int num_passes = std::max(1, (num_bits + kSortBits - 1) / kSortBits);
   const int bits = std::max(1, (num_bits + num_passes - 1) / num_passes);
   for (int p = 0; p < num_passes; p++) {
-    const Tensor out = Tensor::empty({count}, DType::i32, device);
+    const Tensor out = Tensor::empty(Shape{count}, DType::i32, device);
     SortPass<Key> pass{};
     pass.key = key;
     pass.order_in = data_or_null<int32_t>(order);
