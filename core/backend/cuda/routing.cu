@@ -178,7 +178,7 @@ SHOAL_DEVICE void route_token(const Forward<T>& a, int64_t t, T* group_scores, i
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) route_kernel(Forward<T> a) {
+__global__ void __launch_bounds__(kThreads, 2) route_kernel(Forward<T> a) {
   using Sums = BlockSums<double, 2>;
   SHOAL_SHARED(double, scratch, Sums::kScratch);
   SHOAL_DYNAMIC_SHARED(T, group_area);  // scores of groups of each warp, then which are eligible

@@ -98,7 +98,7 @@ SHOAL_DEVICE void independent_bwd(const Backward<T>& a, int64_t t, const Row<T>&
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) route_bwd_kernel(Backward<T> a) {
+__global__ void __launch_bounds__(kThreads, 2) route_bwd_kernel(Backward<T> a) {
   const int64_t num_warps = int64_t{gridDim.x} * (blockDim.x / kWarp);
   const double daux = a.daux == nullptr ? 0 : static_cast<double>(a.daux[0]);
   const double dz = a.dz == nullptr ? 0 : static_cast<double>(a.dz[0]);
