@@ -34,9 +34,10 @@ TEST(CudaAssignments, AreSortedLikeThoseOfTheCpu) {
   const Sizes sizes[] = {{0, 2, 3},    {1, 1, 1},      {300, 1, 1},  {120, 3, 8},
                          {257, 2, 40}, {100, 4, 5000}, {50, 2, 1024}};
   const NarrowLaunches narrow;
-  for (const auto& [tokens, top_k, experts] : sizes) {
+  for (const Sizes& size : sizes) {
+    const int64_t experts = size.experts;
     const auto body = [&](const Tensors& in) { return sorted(in[0], experts); };
-    const Tensors inputs = {ids_of(tokens, top_k, experts)};
+    const Tensors inputs = {ids_of(size.tokens, size.top_k, experts)};
     const Tensors got = device_results(inputs, body), want = body(inputs);
     for (size_t i = 0; i < got.size(); i++)
       EXPECT_TRUE(same_bits(got[i], want[i])) << experts << ", result " << i;
