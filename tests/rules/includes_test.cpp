@@ -78,7 +78,7 @@ const std::vector<Confinement> kConfinements = {
     {"CBLAS", R"(^(cblas|f77blas|lapacke?|openblas.*)\.h$)", R"(^core/backend/cpu/gemm/.*$)"},
     {"LIBXSMM", R"(^libxsmm)", R"(^core/backend/cpu/gemm/.*$)"},
     {"Oniguruma", R"(^onig)", R"(^(data|tests)/.*$)"},
-    {"CLI11", R"(^CLI/)", R"(^launch/.*$)"},
+    {"CLI11", R"(^CLI/)", R"(^(launch|tests/bench)/.*$)"},
     {"JSON", R"(^nlohmann/)", R"(^(core/base/config_schema\.cpp|(data|launch|tests)/.*)$)"},
     {"GoogleTest", R"(^(gtest|gmock)/)", R"(^tests/.*$)"},
     {"Google Benchmark", R"(^benchmark/)", R"(^tests/.*$)"},
