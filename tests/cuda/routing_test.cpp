@@ -77,9 +77,10 @@ Tensors inputs_of(const Case& c, bool bias, bool valid, uint64_t seed = 1) {
 TEST(CudaRouting, ScoresChoicesLossesAndGradientsAreThoseOfTheCpu) {
   for (const auto score : {RouterScore::softmax, RouterScore::sigmoid, RouterScore::sqrt_softplus}) {
     const Case cases[] = {{0, 4, spec_of(2, score), 0},         {1, 1, spec_of(1, score), 1},
-                          {15, 7, spec_of(3, score, false), 5}, {20, 70, spec_of(8, score), 10},
+                          {15, 7, spec_of(3, score, false), 5}, {10, 70, spec_of(8, score), 5},
                           {6, 40, spec_of(40, score), 0},       {9, 129, spec_of(5, score), 3}};
     for (const Case& c : cases) {
+      if (score != RouterScore::softmax && c.experts != 7 && c.experts != 70) continue;
       SCOPED_TRACE(str("score ", static_cast<int>(score), ", experts ", c.experts));
       expect_routes_like_cpu(inputs_of(c, /*bias=*/c.experts != 7, /*valid=*/c.experts != 70), c);
     }
@@ -89,10 +90,13 @@ TEST(CudaRouting, ScoresChoicesLossesAndGradientsAreThoseOfTheCpu) {
 TEST(CudaRouting, GroupLimitsAreThoseOfTheCpu) {
   for (const auto score : {RouterScore::softmax, RouterScore::sigmoid}) {
     const Case cases[] = {{12, 16, grouped(spec_of(3, score), 4, 2, 2), 0},
-                          {11, 72, grouped(spec_of(8, score), 8, 4, 2), 0},
-                          {7, 80, grouped(spec_of(2, score), 40, 3, 4), 0},
+                          {6, 72, grouped(spec_of(8, score), 8, 4, 2), 0},
+                          {4, 80, grouped(spec_of(2, score), 40, 3, 2), 0},
                           {5, 90, grouped(spec_of(6, score), 2, 1, 1), 5}};
-    for (const Case& c : cases) expect_routes_like_cpu(inputs_of(c, true, true), c);
+    for (const Case& c : cases) {
+      if (score != RouterScore::softmax && c.experts != 72) continue;
+      expect_routes_like_cpu(inputs_of(c, true, true), c);
+    }
   }
 }
 
