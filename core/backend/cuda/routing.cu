@@ -165,7 +165,7 @@ SHOAL_DEVICE void route_token(const Forward<T>& a, int64_t t, T* group_scores, i
   if (a.lse != nullptr && lane == 0) a.lse[t] = lse;
   sums[0] += entropy_row(scores, a.num_experts, lane);
   sums[1] += static_cast<double>(lse) * static_cast<double>(lse);
-  __syncwarp();  // scores are read by other lanes from here on
+  __syncwarp();  // scores are read by other lanes from here on, and the groups of the token before no more
   const auto biased = [&](int64_t i) {
     return candidate(a.bias == nullptr ? scores[i] : scores[i] + a.bias[i], i);
   };
@@ -174,7 +174,6 @@ SHOAL_DEVICE void route_token(const Forward<T>& a, int64_t t, T* group_scores, i
   const int64_t size = a.num_experts / a.num_groups;
   const auto of_eligible = [&](int64_t i) { return eligible[i / size] != 0 ? biased(i) : Candidate<T>{}; };
   choose(a, t, scores, of_eligible, lane);
-  __syncwarp();  // before the next token's groups
 }
 
 template <class T>
