@@ -152,6 +152,17 @@ DeviceRuntime*& runtime_slot(DeviceType type) {
 
 }  // namespace
 
+void* DeviceRuntime::allocate_host(int64_t bytes) {
+  void* data =
+      std::aligned_alloc(kAlignment, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kAlignment)));
+  SHOAL_CHECK(data != nullptr, "cpu memory: cannot allocate ", human_bytes(bytes));
+  return data;
+}
+
+void DeviceRuntime::release_host(void* data) noexcept {
+  std::free(data);
+}
+
 DeviceRuntime& device_runtime(DeviceType type) {
   if (type == DeviceType::cpu) {
     // Leaked on purpose: tensors with static lifetime may be released after main.
@@ -160,7 +171,9 @@ DeviceRuntime& device_runtime(DeviceType type) {
   }
   DeviceRuntime* runtime = runtime_slot(type);
   if (runtime == nullptr) {
-    throw UsageError(str("device ", type, ": this version has no such device; use device: cpu"));
+    throw UsageError(
+        str("device ", type,
+            ": this program was built without it; use device: cpu, or build with -DSHOAL_CUDA=ON"));
   }
   return *runtime;
 }

@@ -56,4 +56,9 @@ void Event::host_wait() const {
   if (runtime && mark_) runtime->host_wait(mark_);
 }
 
+bool Event::reached() const {
+  StreamRuntime* runtime = runtime_of(device_);
+  return !runtime || !mark_ || runtime->reached(mark_);
+}
+
 }  // namespace shoal

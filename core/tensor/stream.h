@@ -22,6 +22,7 @@ class StreamRuntime {
   virtual std::shared_ptr<void> record(const Stream& stream) = 0;  // marks the end of the work so far
   virtual void wait(const Stream& stream, const std::shared_ptr<void>&) = 0;  // later work waits for the mark
   virtual void host_wait(const std::shared_ptr<void>&) = 0;
+  virtual bool reached(const std::shared_ptr<void>&) = 0;  // without waiting
 };
 bool register_stream_runtime(DeviceType type, StreamRuntime* runtime);
 
@@ -46,6 +47,7 @@ class Event {
   void record(const Stream& stream);
   void wait(const Stream& stream) const;  // `stream` waits; the host does not
   void host_wait() const;
+  bool reached() const;  // the work before it is done; true when nothing was recorded
 
  private:
   Device device_;

@@ -103,10 +103,12 @@ void Tensor::set_zero() const {
   device_runtime(device().type).set_zero(bytes(), num_bytes());
 }
 
+void Tensor::used_on(const Stream& stream) const {
+  if (storage_) device_runtime(device().type).used_on(storage_->data(), stream);
+}
+
 void Tensor::to_host(void* out) const {
-  DeviceRuntime& runtime = device_runtime(device().type);
-  runtime.copy(out, Device{}, bytes(), device(), num_bytes());
-  runtime.synchronize();
+  device_runtime(device().type).copy(out, Device{}, bytes(), device(), num_bytes());
 }
 
 double Tensor::item() const {

@@ -75,6 +75,10 @@ class Tensor {
   Tensor to(Device device) const;             // this tensor itself when it is there already
   void copy_from(const Tensor& other) const;  // same numel and dtype; any devices
   void set_zero() const;
+  /// Work of `stream`, other than the one that was current when this was made, uses it: its memory is not
+  /// used again before that is done. To be called after that work was given to the stream and before the last
+  /// tensor of this storage is gone. Cheap when it is the same stream, and on the cpu.
+  void used_on(const Stream& stream) const;
   /// No other tensor shares this storage, so it may be overwritten in place.
   bool is_sole_owner() const { return storage_.use_count() == 1; }
 

@@ -125,8 +125,8 @@ TEST(EmulatorFinds, StoresOutsideOfSharedAndDeviceMemory) {
   const std::pair<Store, const char*> cases[] = {
       {Store::past_shared, "written outside of tile"},
       {Store::past_dynamic, "written outside of dynamic shared memory"},
-      {Store::past_global, "written after a tensor of 128 bytes"},
-      {Store::before_global, "written before a tensor of 128 bytes"}};
+      {Store::past_global, "written after an allocation of 128 bytes"},
+      {Store::before_global, "written before an allocation of 128 bytes"}};
   for (const auto& [where, message] : cases) {
     if (kAsan) {
       EXPECT_DEATH(run_store(where), report_of_asan());

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <set>
 
+#include "core/backend/cuda/runtime.h"
 #include "tests/cuda/races.h"
 
 namespace shoal::testing {
@@ -43,6 +44,7 @@ class Watcher final : public ::testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  shoal::cuda::memory_options().cache = false;  // so that every tensor has guards
   ::testing::UnitTest::GetInstance()->listeners().Append(new shoal::testing::Watcher);
   return RUN_ALL_TESTS();
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/backend/cuda/launch.h"
+#include "core/backend/cuda/runtime.h"
 #include "core/ops/elementwise.h"
 #include "tests/cuda/emulator/machine.h"
 #include "tests/support/error_of.h"
@@ -55,6 +56,16 @@ class NarrowLaunches {
   ~NarrowLaunches() { cuda::launch_limits() = {}; }
   NarrowLaunches(const NarrowLaunches&) = delete;
   NarrowLaunches& operator=(const NarrowLaunches&) = delete;
+};
+
+/// Device memory as in training: kept and used again. Otherwise each tensor of a test is an allocation of its
+/// own, with guards around it.
+class CachedMemory {
+ public:
+  CachedMemory() { cuda::memory_options() = {true, int64_t{1} << 20}; }
+  ~CachedMemory() { cuda::memory_options() = {false, int64_t{1} << 20}; }
+  CachedMemory(const CachedMemory&) = delete;
+  CachedMemory& operator=(const CachedMemory&) = delete;
 };
 
 using Tensors = std::vector<Tensor>;

@@ -25,6 +25,7 @@ struct ParityCase {
   DType dtype = DType::f64;  // bf16: mixed precision on f32 parameters
   bool empty_ranks = false;  // rank 0 holds the whole batch
   std::string model;         // extra model settings, YAML flow map entries
+  Device device;             // of every tensor of the engine
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
@@ -79,7 +80,7 @@ inline Choice parity_optimizer() {
 /// Sequences [begin, end) of step `step` of a fixed data stream: uneven padding and ignored labels; sequence
 /// 5 of every step is padding only, and four tokens are so frequent that some experts stay empty. No two
 /// tokens of a sequence have the same prefix, so no gate weights are equal up to rounding.
-inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end) {
+inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end, Device device = {}) {
   const RandomStream random(77, "parity data");
   const int64_t S = kParitySeq, B = end - begin;
   std::vector<int32_t> tokens, labels, positions;
@@ -101,10 +102,10 @@ inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end) {
   ModelBatch batch;
   batch.batch = B;
   batch.seq = S;
-  batch.tokens_T = Tensor::from(tokens, Shape{B * S});
-  batch.labels_T = Tensor::from(labels, Shape{B * S});
-  batch.positions_T = Tensor::from(positions, Shape{B * S});
-  batch.valid_T = Tensor::from(valid, Shape{B * S});
+  batch.tokens_T = Tensor::from(tokens, Shape{B * S}, device);
+  batch.labels_T = Tensor::from(labels, Shape{B * S}, device);
+  batch.positions_T = Tensor::from(positions, Shape{B * S}, device);
+  batch.valid_T = Tensor::from(valid, Shape{B * S}, device);
   return batch;
 }
 
@@ -121,7 +122,7 @@ inline std::vector<double> gather_global(const Tensor& local, const Placement& p
   if (placement.shard_dim < 0) return to_doubles(local);
   SHOAL_CHECK(placement.shard_dim == 0, "gather_global: expected shards of dimension 0");
   Communicator& group = mesh.comm(placement.shard_axis);
-  const Tensor all = Tensor::empty({local.numel() * group.size()}, local.dtype());
+  const Tensor all = Tensor::empty({local.numel() * group.size()}, local.dtype(), local.device());
   group.all_gather(local.detach().view({local.numel()}), all).wait();
   return to_doubles(all);
 }
@@ -145,6 +146,7 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   options.bucket_mb = 0.002;  // several buckets even for a tiny model
   options.bf16 = c.dtype == DType::bf16;
   options.dtype = options.bf16 ? DType::f32 : c.dtype;
+  options.device = c.device;
   TrainEngine engine(options, mesh);
 
   ParityResult result;
@@ -155,7 +157,7 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
     for (int64_t a = 0; a < c.accumulation; a++) {
       const ShardRange part =
           shard_range(mine.end - mine.begin, {static_cast<int>(a), static_cast<int>(c.accumulation)});
-      batches.push_back(parity_batch(step, mine.begin + part.begin, mine.begin + part.end));
+      batches.push_back(parity_batch(step, mine.begin + part.begin, mine.begin + part.end, c.device));
     }
     const StepResult r = engine.step(batches, 1e-3);
     SHOAL_CHECK(r.updated, "parity run: step ", step, " made no update");

@@ -14,6 +14,7 @@
 #include <emulated_cuda.h>
 #endif
 
+#include "core/backend/cuda/error.h"
 #include "core/base/error.h"
 #include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
@@ -76,12 +77,14 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   check_launch(name, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+  note_kernel(name);
 }
 #else
 /// Runs the kernel in the emulator.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, const Args&... args) {
   if (shape.grid_x == 0 || shape.grid_y == 0) return;
+  note_kernel(name);
   emulator::launch(name, kernel, {shape.grid_x, shape.grid_y, 1}, {shape.block, 1, 1}, shape.shared_bytes,
                    shape.stream, args...);
 }

@@ -14,6 +14,11 @@
 #include "tests/cuda/emulator/machine.h"
 #include "tests/cuda/standin/streams.h"
 
+#undef __global__  // of the toolkit's headers, which tests of host code include before this one
+#undef __device__
+#undef __host__
+#undef __forceinline__
+#undef __launch_bounds__
 #define __global__
 #define __device__
 #define __host__

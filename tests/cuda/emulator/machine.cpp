@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "tests/cuda/emulator/quiet_lock.h"
 #include "tests/cuda/emulator/state.h"
 
 namespace shoal::emulator {
@@ -304,7 +305,7 @@ void fault(const std::string& message) {
 void run_grid(const char* kernel, Index3 grid, Index3 block, size_t shared_bytes,
               const std::function<void()>& body) {
   State& s = state();
-  static std::mutex mutex;  // ranks may be threads: their launches take turns
+  static QuietLock mutex;  // ranks may be threads: their launches take turns
   const std::lock_guard lock(mutex);
   check_limits(kernel, grid, block, shared_bytes);
   prepare_launch(kernel, grid, block, shared_bytes, body);

@@ -1,6 +1,7 @@
 // Streams of the stand-in device: queues of closures, run on the CPU. Whatever goes to a device goes through
-// enqueue: emulated kernels, stand-ins of library calls, copies, fills. When it runs is the choice of a
-// policy. Thread-safe: ranks may be threads.
+// enqueue: emulated kernels, stand-ins of library calls, copies, fills. It runs when something waits for it,
+// or earlier if the policy likes. Thread-safe: ranks may be threads. To TSan every stream is a thread,
+// ordered with the host and other streams by launches, events and waits only.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,43 @@ using cudaStream_t = CUstream_st*;
 
 namespace shoal::standin {
 
+enum class Policy : uint8_t {
+  eager,   // everything at once
+  lazy,    // only what a wait of the host needs
+  favour,  // work of one stream at once, of the others as late as possible
+  random,  // now and then some work of some streams
+};
+struct Options {
+  Policy policy = Policy::eager;
+  int favoured = 0;   // Policy::favour: 0 is the default stream, k the k-th that the calling thread created
+  uint64_t seed = 1;  // Policy::random
+};
+Options options();
+/// Finishes all work first. Streams that are created from here on are numbered anew.
+void set_options(const Options& options);
+
 /// Puts `work` into the stream (nullptr: the default stream), called `name` in messages. It must own what it
-/// needs of the host's memory. What it throws is thrown by the call that made it run.
-void enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
+/// needs of the host's memory. What it throws is thrown by the call that made it run. Returns its number in
+/// the stream, for run_until.
+uint64_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
+
+/// Runs what is in the stream up to work `number`, on this thread or by waiting for another one. For library
+/// calls that need work of other streams, such as collectives of ranks that are threads: nothing is ordered
+/// to TSan. Throws Error when that work waits for work that is running on this thread.
+void run_until(cudaStream_t stream, uint64_t number);
+
+/// What a library call reads and writes, for TSan; to be called in its work.
+void will_read(const void* data, size_t bytes);
+void will_write(void* data, size_t bytes);
+/// Orders work for TSan: a release of an address happens before a later acquire.
+void release(void* address);
+void acquire(void* address);
+
+struct Counts {
+  uint64_t enqueued = 0;    // pieces of work
+  uint64_t host_waits = 0;  // calls for which the host waited for a stream, an event or the device
+};
+/// Of the calling thread.
+Counts& counts();
 
 }  // namespace shoal::standin
