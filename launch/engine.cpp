@@ -25,7 +25,8 @@ void add_term(const Tensor& sum, const Tensor& term) {
 
 }  // namespace
 
-TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh) : options_(options), mesh_(mesh) {
+TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
+    : options_(options), stream_(make_stream(options.device)), mesh_(mesh) {
   ModelContext context;
   context.build = BuildContext{"", options.device, options.dtype, options.bf16, options.seed, mesh.coords()};
   context.mesh = &mesh;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/tensor/stream.h"
 #include "launch/checkpoint.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
@@ -39,7 +40,8 @@ struct StepResult {
 
 class TrainEngine {
  public:
-  /// Collective. `mesh` must outlive the engine.
+  /// Collective. `mesh` must outlive the engine. On a device with streams the engine makes one, which is current
+  /// for this thread until the engine is gone; batches are made after it, and everything is called on this thread.
   TrainEngine(const EngineOptions& options, const Mesh& mesh);
 
   /// One optimizer step on this rank's micro-batches (every rank passes the same number; one may be empty).
@@ -70,6 +72,7 @@ class TrainEngine {
   void read_sums(const Tensor& sums, StepResult& result);
 
   EngineOptions options_;
+  const StreamScope stream_;  // one of its own
   const Mesh& mesh_;
   std::unique_ptr<Model> model_;
   std::vector<Parameter*> parameters_;

@@ -1,9 +1,17 @@
 #include "launch/engine_options.h"
 
+#include "parallel/bootstrap.h"
+
 namespace shoal {
 
 Device device_of(const TrainConfig& config) {
   return Device{config.run.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
+}
+
+Device open_device(const TrainConfig& config) {
+  const Device device = device_of(config);
+  device_runtime(device.type).select(launch_info().local_rank);
+  return device;
 }
 
 EngineOptions engine_options(const TrainConfig& config, int64_t vocab_size) {

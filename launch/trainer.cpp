@@ -62,8 +62,7 @@ void Trainer::lock_folder() {
 }
 
 void Trainer::build() {
-  device_ = device_of(config_);
-  device_runtime(device_.type);  // fails with a clear text when this build has no such device
+  device_ = open_device(config_);
   const ParallelLayout layout = layout_of(config_, world_->size());
   data_ = open_data(config_, loaded_.tree, *world_);
   require_memory(loaded_, estimate_memory(config_, layout, data_.vocab_size), *world_);

@@ -20,7 +20,9 @@ void Optimizer::step(double learning_rate, double grad_scale) {
     // Value and state are read and written, the gradient is read, bf16 copies are written.
     const double state = static_cast<double>(state_bytes_per_element()) / 4;
     cost.bytes += (3 + 2 * state) * bytes_of(p.value) + bytes_of(packed.forward, packed.backward);
-    if (packed.forward) {
+    if (p.value.device().type != DeviceType::cpu) {
+      blocks_.push_back({i, 0, n});
+    } else if (packed.forward) {
       const int64_t width = packed.shape[-1];
       for_each_pack_block(packed.shape, [&](int64_t first, int64_t last) {
         blocks_.push_back({i, first * width, last * width});
@@ -37,14 +39,20 @@ void Optimizer::step(double learning_rate, double grad_scale) {
 }
 
 void Optimizer::update_blocks(double learning_rate, double grad_scale) {
-  parallel_tasks(std::ssize(blocks_), [&](int64_t task) {
+  const auto one = [&](int64_t task) {
     const Block& block = blocks_[static_cast<size_t>(task)];
     update(block, learning_rate, grad_scale);
     const Parameter& p = *parameters_[block.index];
     if (!p.leaf.packed.forward) return;
     const int64_t width = p.leaf.packed.shape[-1];
     pack_rows(p.value.device(), p.value, p.leaf.packed, block.begin / width, block.end / width);
-  });
+  };
+  if (!parameters_.empty() && parameters_[0]->value.device().type != DeviceType::cpu) {
+    // Into the stream of this thread; the device is busy with a parameter at a time.
+    for (int64_t i = 0; i < std::ssize(blocks_); i++) one(i);
+  } else {
+    parallel_tasks(std::ssize(blocks_), one);
+  }
   for (Parameter* p : parameters_) p->leaf.packed_fresh = static_cast<bool>(p->leaf.packed.forward);
 }
 

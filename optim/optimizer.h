@@ -36,13 +36,14 @@ class Optimizer {
 
  protected:
   /// Elements [begin, end) of parameter `index`: a block that stays in a core's cache, so that memory is read
-  /// and written once per step (bf16 copies of the new values are made from there).
+  /// and written once per step (bf16 copies of the new values are made from there). On other devices than the
+  /// cpu a whole parameter.
   struct Block {
     size_t index;
     int64_t begin, end;
     Tensor of(const Tensor& t) const { return t.flat(begin, end - begin); }
   };
-  /// Updates one block and its state, on the calling thread; blocks are updated at the same time.
+  /// Updates one block and its state, on the calling thread; blocks of the cpu are updated at the same time.
   virtual void update(const Block& block, double learning_rate, double grad_scale) = 0;
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
