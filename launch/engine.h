@@ -40,8 +40,9 @@ struct StepResult {
 
 class TrainEngine {
  public:
-  /// Collective. `mesh` must outlive the engine. On a device with streams the engine makes one, which is current
-  /// for this thread until the engine is gone; batches are made after it, and everything is called on this thread.
+  /// Collective. `mesh` must outlive the engine. On a device with streams the engine makes one, which is
+  /// current for this thread until the engine is gone; batches are made after it, and everything is called on
+  /// this thread.
   TrainEngine(const EngineOptions& options, const Mesh& mesh);
 
   /// One optimizer step on this rank's micro-batches (every rank passes the same number; one may be empty).

@@ -19,7 +19,7 @@ if(CUDAToolkit_FOUND)
   file(GLOB cuda_host_tests CONFIGURE_DEPENDS cuda/host/*_test.cpp)
   list(APPEND cuda_test_sources ${cuda_host_tests})
 else()
-  list(FILTER cuda_standin_sources INCLUDE REGEX "/streams\\.cpp$")
+  list(FILTER cuda_standin_sources INCLUDE REGEX "/(streams|memory|cudart)\\.cpp$")
 endif()
 if(NOT SHOAL_NCCL_INCLUDE_DIR)
   list(FILTER cuda_host_tests EXCLUDE REGEX "/nccl_")
@@ -29,7 +29,7 @@ endif()
 target_sources(cuda_test PRIVATE ${cuda_host_tests} cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
                ${SHOAL_CUDA_SOURCES} ${SHOAL_CUDA_HOST_SOURCES})
 target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)
-target_include_directories(cuda_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})  # for host code and stand-ins
+target_include_directories(cuda_test SYSTEM PRIVATE ${SHOAL_CUDA_INCLUDE_DIRS})  # for host code and stand-ins
 set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
 if(SHOAL_SANITIZE)  # unlike tests, kernels are checked by UBSan; and fibers are slow without optimisation
   set_source_files_properties(${SHOAL_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS
@@ -60,9 +60,9 @@ if(NOT SHOAL_CLANGXX)
   return()
 endif()
 # Thousands of calls of ranks that are threads: too slow for TSan.
-list(FILTER cuda_test_sources EXCLUDE REGEX "/(nccl_)?communicator_test\\.cpp$")
+list(FILTER cuda_test_sources EXCLUDE REGEX "/((nccl_)?communicator|engine)_test\\.cpp$")
 set(tsan_objects "")
-set(cuda_header_flags ${CUDAToolkit_INCLUDE_DIRS})
+set(cuda_header_flags ${SHOAL_CUDA_INCLUDE_DIRS})
 list(TRANSFORM cuda_header_flags PREPEND -isystem)
 foreach(source IN LISTS SHOAL_CUDA_SOURCES SHOAL_CUDA_HOST_SOURCES cuda_test_sources cuda_emulator_sources
                cuda_standin_sources)

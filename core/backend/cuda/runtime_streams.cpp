@@ -7,6 +7,7 @@
 
 #include "core/backend/cuda/error.h"
 #include "core/backend/cuda/runtime.h"
+#include "core/backend/cuda/wait.h"
 #include "core/tensor/stream.h"
 
 namespace shoal::cuda {
@@ -61,9 +62,7 @@ class CudaStreams final : public StreamRuntime {
     use_device();
     SHOAL_CUDA_CALL(cudaStreamWaitEvent(handle_of(stream), event_of(mark), 0));
   }
-  void host_wait(const std::shared_ptr<void>& mark) override {
-    SHOAL_CUDA_CALL(cudaEventSynchronize(event_of(mark)));
-  }
+  void host_wait(const std::shared_ptr<void>& mark) override { wait_for(event_of(mark)); }
   bool reached(const std::shared_ptr<void>& mark) override {
     const cudaError_t status = cudaEventQuery(event_of(mark));
     if (status == cudaErrorNotReady) return false;

@@ -7,6 +7,7 @@
 
 #include "core/backend/cuda/error.h"
 #include "core/backend/cuda/runtime.h"
+#include "core/backend/cuda/wait.h"
 
 namespace shoal::cuda {
 
@@ -43,7 +44,7 @@ class Buffers {
       if (ready) return buffer;
     }
     if (buffer.data == nullptr) return make();  // all are in the hands of other threads
-    SHOAL_CUDA_CALL(cudaEventSynchronize(buffer.done));
+    wait_for(buffer.done);
     return buffer;
   }
 
@@ -102,7 +103,7 @@ void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream
   const auto finish_first = [&] {
     const Part part = on_the_way.front();
     on_the_way.pop_front();
-    SHOAL_CUDA_CALL(cudaEventSynchronize(part.buffer.done));
+    wait_for(part.buffer.done);
     std::memcpy(part.to, part.buffer.data, part.bytes);
     buffers.give_back(part.buffer);
   };

@@ -1,0 +1,12 @@
+// How the host waits for the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace shoal::cuda {
+
+/// Until the work before the event is done. Meanwhile the thread's checks are called
+/// (core/tensor/host_wait.h), which may throw; where there are none it sleeps in the driver.
+void wait_for(cudaEvent_t event);
+
+}  // namespace shoal::cuda
