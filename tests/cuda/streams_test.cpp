@@ -2,6 +2,8 @@
 // each kind of mistake in it, planted. Some policy of the stand-in's streams, or TSan, must find each.
 #include <sys/wait.h>
 
+#include <array>
+#include <atomic>
 #include <cstring>
 
 #include "core/tensor/stream.h"
@@ -176,19 +178,22 @@ TEST_F(CudaStreams, TheHostCannotReadDeviceMemory) {
 TEST_F(CudaStreams, TheHostWaitsForWhatItAsksForAndNoMore) {
   standin::set_options({standin::Policy::lazy, 0, 1});
   const Stream one = make_stream(kCuda), other = make_stream(kCuda);
-  std::string log;
+  std::array<char, 8> text{};
+  std::atomic<size_t> length{0};
   const auto put = [&](const Stream& stream, char c) {
-    standin::enqueue(reinterpret_cast<cudaStream_t>(stream.handle), "note", [&log, c] { log += c; });
+    standin::enqueue(reinterpret_cast<cudaStream_t>(stream.handle), "note",
+                     [&, c] { text[length.fetch_add(1, std::memory_order_relaxed)] = c; });
   };
+  const auto log = [&] { return std::string(text.data(), length); };
   put(one, 'a');
   put(other, 'b');
   Event first, second;
   first.record(one);
   put(one, 'c');
-  EXPECT_EQ(log, "");
+  EXPECT_EQ(log(), "");
   EXPECT_FALSE(first.reached());
   first.host_wait();
-  EXPECT_EQ(log, "a");
+  EXPECT_EQ(log(), "a");
   EXPECT_TRUE(first.reached());
   second.record(one);
   second.wait(other);
@@ -196,7 +201,7 @@ TEST_F(CudaStreams, TheHostWaitsForWhatItAsksForAndNoMore) {
   Event last;
   last.record(other);
   last.host_wait();
-  EXPECT_EQ(log, "abcd");
+  EXPECT_EQ(log(), "abcd");
 }
 
 TEST_F(CudaStreams, AnErrorOfWorkIsThrownWhereTheHostWaits) {

@@ -29,11 +29,11 @@ struct Work {
 }  // namespace shoal::standin
 
 struct CUstream_st {
-  std::deque<shoal::standin::Work> queue;
-  uint64_t done = 0, enqueued = 0;  // numbers of work: [done, enqueued) is in the queue or running
-  int64_t runner = 0;               // the thread that runs or waits for its work; 0: none
-  int64_t owner = 0;                // the thread that created it
-  int index = 0;                    // of the owner's streams
+  std::deque<shoal::standin::Work*> queue;  // owned; deleted by the stream
+  uint64_t done = 0, enqueued = 0;          // numbers of work: [done, enqueued) is in the queue or running
+  int64_t runner = 0;                       // the thread that runs or waits for its work; 0: none
+  int64_t owner = 0;                        // the thread that created it
+  int index = 0;                            // of the owner's streams
   bool destroyed = false;
   char order = 0;  // for TSan: released by each work, acquired by who waits for the stream
   shoal::emulator::Fiber fiber;

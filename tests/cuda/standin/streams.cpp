@@ -95,36 +95,43 @@ void stream_main() {
   }
 }
 
+/// Before the first work is put into it, since to TSan the host writes the stack.
+void make_stack(CUstream_st& stream) {
+  if (stream.fiber.stack == nullptr) emulator::prepare(stream.fiber, &stream_main);
+}
+
 void on_stream(CUstream_st& stream, const std::function<void()>& body) {
   emulator::Fiber here;
   emulator::adopt_thread(here);
-  if (stream.fiber.stack == nullptr) emulator::prepare(stream.fiber, &stream_main);
   const Entry outer = this_entry();
   this_entry() = {&stream, &body, &here};
   emulator::switch_fiber(here, stream.fiber, false);
   this_entry() = outer;
 }
 #else
+void make_stack(CUstream_st&) {}
 void on_stream(CUstream_st&, const std::function<void()>& body) {
   body();
 }
 #endif
 
-/// Does one piece of work, unlocked; returns what it threw.
-std::exception_ptr perform(CUstream_st& stream, Work& work) {
+/// Does one piece of work, unlocked; returns what it threw. The work is a matter of the stream from the
+/// moment it is put there, its end included: nothing of it lies on the host's stack.
+std::exception_ptr perform(CUstream_st& stream, Work* work) {
   std::exception_ptr thrown;
-  on_stream(stream, [&] {
-    acquire(work.order.get());
-    if (work.wait_for) acquire(&work.wait_for->order);
+  on_stream(stream, [&stream, &thrown, work] {
+    acquire(work->order.get());
+    if (work->wait_for) acquire(&work->wait_for->order);
     try {
-      if (work.call) work.call();
+      if (work->call) work->call();
     } catch (...) {
       thrown = std::current_exception();
     }
-    work.call = nullptr;  // what it owns was last used here
-    if (work.record) release(&work.record->order);
+    if (work->record) release(&work->record->order);
+    delete work;
     release(&stream.order);
   });
+  if (thrown) acquire(&stream.order);
   return thrown;
 }
 
@@ -137,14 +144,14 @@ void run(CUstream_st& stream, uint64_t end) {
       s.lock.wait();
       continue;
     }
-    SHOAL_CHECK(stream.runner == 0, "stand-in of CUDA: '", stream.queue.empty() ? "?" : stream.queue[0].name,
+    SHOAL_CHECK(stream.runner == 0, "stand-in of CUDA: '", stream.queue.empty() ? "?" : stream.queue[0]->name,
                 "' waits for work that waits for it");
     stream.runner = me;
-    Work work = std::move(stream.queue.front());
+    Work* work = stream.queue.front();
     stream.queue.pop_front();
     std::exception_ptr thrown;
     try {
-      if (work.wait_for) run(*work.wait_for->stream, work.wait_for->number + 1);
+      if (work->wait_for) run(*work->wait_for->stream, work->wait_for->number + 1);
     } catch (...) {
       thrown = std::current_exception();
     }
@@ -223,10 +230,12 @@ uint64_t push(CUstream_st* stream, Work work) {
   const DeviceAccess access(state().options.policy != Policy::lazy);
   const Locked locked;
   CUstream_st& to = known(stream);
-  work.order = std::make_unique<char>();
-  release(work.order.get());
-  if (work.record) *work.record = {&to, to.enqueued, 0, 0};
-  to.queue.push_back(std::move(work));
+  auto* kept = new Work(std::move(work));
+  kept->order = std::make_unique<char>();
+  if (kept->record) *kept->record = {&to, to.enqueued, 0, 0};
+  make_stack(to);
+  release(kept->order.get());
+  to.queue.push_back(kept);
   const uint64_t number = to.enqueued++;
   this_thread().counts.enqueued++;
   follow_policy(to);
