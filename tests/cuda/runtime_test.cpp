@@ -1,6 +1,7 @@
 // Memory, copies and errors of the CUDA backend's host code, on the stand-in of CUDA's run time.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <numeric>
 
 #include "core/backend/cuda/memory_pool.h"
@@ -69,15 +70,15 @@ TEST_F(CudaRuntime, MemoryThatAnotherStreamUsesStaysUntilThatIsDone) {
   const StreamScope scope(one);
   Tensor x = bytes_on_device(1000);
   const void* place = x.bytes();
-  bool ran = false;
+  std::atomic<bool> ran{false};
   standin::enqueue(reinterpret_cast<cudaStream_t>(other.handle), "note", [&ran] { ran = true; });
   x.used_on(one);  // nothing new
   x.used_on(other);
   x = {};
   EXPECT_NE(bytes_on_device(1000).bytes(), place);
-  EXPECT_FALSE(ran);
+  EXPECT_FALSE(ran.load());
   runtime().synchronize();
-  EXPECT_TRUE(ran);
+  EXPECT_TRUE(ran.load());
   const Tensor a = bytes_on_device(1000), b = bytes_on_device(1000);
   EXPECT_TRUE(a.bytes() == place || b.bytes() == place);
 }
