@@ -252,11 +252,11 @@ tsan_stage() {
     "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
 }
 
-# CUDA kernels: nvcc must take them, and the emulator with TSan must find no race and need every barrier.
+# CUDA kernels: nvcc must take them, the program must link with the real libraries, and the emulator with TSan must find no race and need every barrier.
 cuda_stage() {
   local targets=() has
-  has=$(ninja -C build -t targets all 2>/dev/null | grep -oE '^(cuda_compile|cuda_tsan):')
-  for target in cuda_compile cuda_tsan; do
+  has=$(ninja -C build -t targets all 2>/dev/null | grep -oE '^(cuda_compile|cuda_tsan|shoal_cuda):')
+  for target in cuda_compile cuda_tsan shoal_cuda; do
     if grep -qx "$target:" <<<"$has"; then targets+=("$target"); else echo "  not run: $target, its compiler is missing"; fi
   done
   if [[ ${#targets[@]} -gt 0 ]]; then

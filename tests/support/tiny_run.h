@@ -138,7 +138,7 @@ checkpoint: {every: 3, keep_last: 0}
   static std::vector<double> gather(const StateTensor& t, const Mesh& mesh) {
     if (t.shard_dim < 0) return to_doubles(t.value);
     Communicator& group = mesh.comm(Axis::ep);
-    const Tensor all = Tensor::empty({t.value.numel() * group.size()}, t.value.dtype());
+    const Tensor all = Tensor::empty({t.value.numel() * group.size()}, t.value.dtype(), t.value.device());
     group.all_gather(t.value.view({t.value.numel()}), all).wait();
     return to_doubles(all);
   }
