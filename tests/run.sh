@@ -252,7 +252,8 @@ tsan_stage() {
     "TSAN_OPTIONS=suppressions=$PWD/tests/tsan_suppressions.txt"
 }
 
-# CUDA kernels: nvcc must take them, the program must link with the real libraries, and the emulator with TSan must find no race and need every barrier.
+# CUDA: nvcc must take the kernels, the program must link with the real libraries, and the emulator with TSan must find no
+# race and need every barrier.
 cuda_stage() {
   local targets=() has
   has=$(ninja -C build -t targets all 2>/dev/null | grep -oE '^(cuda_compile|cuda_tsan|shoal_cuda):')

@@ -40,7 +40,7 @@ class DeviceRuntime {
   /// Host memory that copies can use while the host goes on; aligned to 64 bytes or more. Thread-safe.
   virtual void* allocate_host(int64_t bytes);
   virtual void release_host(void* data) noexcept;
-  /// Waits for all work of the device.
+  /// Waits for all work of the device. Like copies to the host it throws Error when work failed.
   virtual void synchronize() = 0;
   /// Counts memory of this device that comes from elsewhere as in use; with a negative number no more.
   virtual void count_foreign(int64_t bytes) noexcept = 0;

@@ -31,7 +31,10 @@ std::vector<std::string> portability_violations(const SourceFile& file) {
       R"((__shared__|<<<|\basm\b|__CUDACC__|__CUDA_ARCH__|\b(threadIdx|blockDim)\.[yz]|\bcuda[A-Z]\w+))");
   std::vector<std::string> found;
   if (!file.path.starts_with(kCudaFolder) || file.path.starts_with("core/backend/cuda/launch.")) return found;
-  if (file.path.ends_with(".cpp")) return found;  // host code, which neither compiler of kernels sees
+  const bool host_header = std::any_of(file.code.begin(), file.code.end(), [](const std::string& line) {
+    return line.find("<cuda_runtime_api.h>") != std::string::npos;
+  });
+  if (file.path.ends_with(".cpp") || host_header) return found;  // which neither compiler of kernels sees
   const bool ptx = file.path == "core/backend/cuda/ptx.h";
   std::smatch match;
   for (size_t i = 0; i < file.code.size(); i++) {

@@ -1,7 +1,6 @@
 #include "core/backend/cuda/fault.h"
 
 #include <map>
-#include <mutex>
 #include <vector>
 
 namespace shoal::cuda {
@@ -9,11 +8,14 @@ namespace shoal::cuda {
 namespace {
 
 const Tensor& record_of(Device device) {
-  static std::mutex mutex;
-  static auto* records = new std::map<int, Tensor>;  // leaked: device memory must not outlive its runtime
-  const std::lock_guard lock(mutex);
-  Tensor& record = (*records)[device.index];
-  if (!record.defined()) record = Tensor::from(std::vector<int64_t>{kNoFault}, {1}, device);
+  static thread_local std::map<int, Tensor> records;
+  Tensor& record = records[device.index];
+  if (!record.defined()) {
+    record = Tensor::from(std::vector<int64_t>{kNoFault}, {1}, device);
+    Event there;  // other streams of this thread use it as well
+    there.record(current_stream(device));
+    there.host_wait();
+  }
   return record;
 }
 

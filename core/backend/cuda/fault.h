@@ -1,11 +1,10 @@
 // Wrong indices in device memory. A kernel that meets one leaves it out (and writes NaN where a row is then
 // missing), and reports it into a record of the device; nothing waits. When the host next waits for the
-// device (Tensor::item, to_vector: once in each training step at least), DeviceRuntime::synchronize throws.
-// Of several reports the one of the lowest position is named, whatever the order of threads.
+// device (Tensor::item, to_vector: once in each training step at least), that throws. Of several reports the
+// one of the lowest position is named, whatever the order of threads.
 #pragma once
 
-#include <limits>
-
+#include "core/backend/cuda/fault_record.h"
 #include "core/backend/cuda/launch.h"
 
 namespace shoal::cuda {
@@ -21,14 +20,6 @@ enum class FaultKind : uint8_t {
   expert_id
 };
 inline constexpr int64_t kFaultKinds = 16;
-
-/// The record of a device, in its memory; allocated at first use.
-long long* fault_record(Device device);
-
-inline constexpr int64_t kNoFault = std::numeric_limits<int64_t>::max();
-/// recorded: what the record held when the device had done its work. Unless that is kNoFault, puts kNoFault
-/// there and throws Error. For DeviceRuntime::synchronize.
-void throw_fault(Device device, int64_t recorded);
 
 /// Called by kernels: index number `position` is wrong.
 SHOAL_DEVICE void report_fault(long long* record, FaultKind kind, int64_t position) {

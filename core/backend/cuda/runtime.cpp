@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "core/backend/cuda/error.h"
+#include "core/backend/cuda/fault_record.h"
 #include "core/backend/cuda/memory_pool.h"
 #include "core/backend/cuda/staging.h"
 #include "core/base/text.h"
@@ -138,7 +139,9 @@ class CudaRuntime final : public DeviceRuntime {
       SHOAL_CUDA_CALL(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
                                       to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream));
     } else if (to_host) {
-      copy_to_host(to, from, bytes, stream);
+      int64_t fault = kNoFault;
+      copy_to_host({{&fault, fault_record(from_device), sizeof fault}, {to, from, bytes}}, stream);
+      throw_fault(from_device, fault);
     } else {
       copy_to_device(to, from, bytes, stream);
     }
@@ -165,6 +168,10 @@ class CudaRuntime final : public DeviceRuntime {
   void synchronize() override {
     use_device();
     SHOAL_CUDA_CALL(cudaDeviceSynchronize());
+    const Stream stream = this_stream();
+    int64_t fault = kNoFault;
+    copy_to_host({{&fault, fault_record(stream.device), sizeof fault}}, handle_of(stream));
+    throw_fault(stream.device, fault);
   }
 
   void count_foreign(int64_t bytes) noexcept override {

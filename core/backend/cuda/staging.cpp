@@ -92,31 +92,37 @@ void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t stre
   }
 }
 
-void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+void copy_to_host(std::initializer_list<ToHost> copies, cudaStream_t stream) {
   struct Part {
+    Buffers* buffers;
     Buffer buffer;
     char* to;
     size_t bytes;
   };
-  Buffers& buffers = buffers_for(bytes);
+  constexpr size_t kMostParts = 4;
   std::deque<Part> on_the_way;
-  const auto finish_first = [&] {
+  const auto empty_first = [&] {
     const Part part = on_the_way.front();
     on_the_way.pop_front();
-    wait_for(part.buffer.done);
     std::memcpy(part.to, part.buffer.data, part.bytes);
-    buffers.give_back(part.buffer);
+    part.buffers->give_back(part.buffer);
   };
-  for (int64_t at = 0; at < bytes; at += buffers.bytes()) {
-    const auto size = static_cast<size_t>(std::min(buffers.bytes(), bytes - at));
-    const Buffer buffer = buffers.take();
-    SHOAL_CUDA_CALL(cudaMemcpyAsync(buffer.data, static_cast<const char*>(from) + at, size,
-                                    cudaMemcpyDeviceToHost, stream));
-    SHOAL_CUDA_CALL(cudaEventRecord(buffer.done, stream));
-    on_the_way.push_back({buffer, static_cast<char*>(to) + at, size});
-    if (on_the_way.size() > 1) finish_first();
+  for (const ToHost& copy : copies) {
+    Buffers& buffers = buffers_for(copy.bytes);
+    for (int64_t at = 0; at < copy.bytes; at += buffers.bytes()) {
+      const auto size = static_cast<size_t>(std::min(buffers.bytes(), copy.bytes - at));
+      const Buffer buffer = buffers.take();
+      SHOAL_CUDA_CALL(cudaMemcpyAsync(buffer.data, static_cast<const char*>(copy.from) + at, size,
+                                      cudaMemcpyDeviceToHost, stream));
+      SHOAL_CUDA_CALL(cudaEventRecord(buffer.done, stream));
+      on_the_way.push_back({&buffers, buffer, static_cast<char*>(copy.to) + at, size});
+      if (on_the_way.size() < kMostParts) continue;
+      wait_for(on_the_way.front().buffer.done);
+      empty_first();
+    }
   }
-  while (!on_the_way.empty()) finish_first();
+  if (!on_the_way.empty()) wait_for(on_the_way.back().buffer.done);
+  while (!on_the_way.empty()) empty_first();
 }
 
 }  // namespace shoal::cuda
