@@ -14,6 +14,7 @@
 #include "core/backend/cuda/fault_record.h"
 #include "core/backend/cuda/memory_pool.h"
 #include "core/backend/cuda/staging.h"
+#include "core/backend/cuda/wait.h"
 #include "core/base/text.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/stream.h"
@@ -167,7 +168,7 @@ class CudaRuntime final : public DeviceRuntime {
 
   void synchronize() override {
     use_device();
-    SHOAL_CUDA_CALL(cudaDeviceSynchronize());
+    wait_for_device();
     const Stream stream = this_stream();
     int64_t fault = kNoFault;
     copy_to_host({{&fault, fault_record(stream.device), sizeof fault}}, handle_of(stream));

@@ -8,6 +8,7 @@
 #include "core/backend/cuda/error.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/backend/cuda/wait.h"
+#include "core/tensor/host_wait.h"
 #include "core/tensor/stream.h"
 
 namespace shoal::cuda {
@@ -46,11 +47,18 @@ class Events {
 
 class CudaStreams final : public StreamRuntime {
  public:
+  std::vector<Stream> all() {
+    const std::lock_guard lock(mutex_);
+    return streams_;
+  }
   Stream create(Device device) override {
     use_device();
     cudaStream_t stream = nullptr;
     SHOAL_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return {device, reinterpret_cast<int64_t>(stream)};
+    const Stream made{device, reinterpret_cast<int64_t>(stream)};
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(made);
+    return made;
   }
   std::shared_ptr<void> record(const Stream& stream) override {
     use_device();
@@ -72,13 +80,25 @@ class CudaStreams final : public StreamRuntime {
 
  private:
   Events events_;
+  std::mutex mutex_;
+  std::vector<Stream> streams_{Stream{{DeviceType::cuda, 0}, 0}};
 };
 
-[[maybe_unused]] const bool added = [] {
-  static auto* streams = new CudaStreams;  // leaked, as what belongs to them
-  return register_stream_runtime(DeviceType::cuda, streams);
-}();
+CudaStreams& streams() {
+  static auto* only = new CudaStreams;  // leaked, as what belongs to them
+  return *only;
+}
+
+[[maybe_unused]] const bool added = register_stream_runtime(DeviceType::cuda, &streams());
 
 }  // namespace
+
+void wait_for_device() {
+  if (!has_host_wait_checks()) {
+    SHOAL_CUDA_CALL(cudaDeviceSynchronize());
+    return;
+  }
+  for (const Stream& stream : streams().all()) streams().host_wait(streams().record(stream));
+}
 
 }  // namespace shoal::cuda

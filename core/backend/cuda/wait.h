@@ -9,4 +9,7 @@ namespace shoal::cuda {
 /// (core/tensor/host_wait.h), which may throw; where there are none it sleeps in the driver.
 void wait_for(cudaEvent_t event);
 
+/// Until the work of all streams is done, in the same way.
+void wait_for_device();
+
 }  // namespace shoal::cuda

@@ -191,7 +191,7 @@ TEST(NcclCommunicator, ARankThatNeverComesEndsTheWaitAtTheLimit) {
   });
   expect_parts(error, {"waited 0.2 s in broadcast(f32, 4 elements, root 1) [world, rank 0 of 2], call 1",
                        "SHOAL_COLLECTIVE_TIMEOUT"});
-  EXPECT_EQ(standin::num_nccl_aborts(), aborts + 1);
+  EXPECT_GE(standin::num_nccl_aborts(), aborts + 1);  // the other rank may meet the aborted one when it ends
 }
 
 TEST(NcclCommunicator, ARankThatNeverComesEndsTheStartAtTheLimit) {
