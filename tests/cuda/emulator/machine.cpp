@@ -357,6 +357,6 @@ extern "C" void __tsan_on_report(void*) {
   shoal::emulator::races_reported++;
 }
 extern "C" const char* __tsan_default_options() {
-  return "exitcode=0 report_thread_leaks=0 suppress_equal_addresses=0 suppress_equal_stacks=0";
+  return "exitcode=0 report_thread_leaks=0 suppress_equal_addresses=0";
 }
 #endif
