@@ -25,7 +25,7 @@ struct ParityCase {
   DType dtype = DType::f64;  // bf16: mixed precision on f32 parameters
   bool empty_ranks = false;  // rank 0 holds the whole batch
   std::string model;         // extra model settings, YAML flow map entries
-  Device device;             // of every tensor of the engine
+  Device device = {};        // of every tensor of the engine
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
