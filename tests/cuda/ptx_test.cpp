@@ -274,17 +274,31 @@ TEST(PtxFinds, AddressesThatHardwareRefuses) {
   EXPECT_TRUE(contains(fault_of(Misuse::copy_outside), "expected an address in shared memory"));
 }
 
+// out: powers of two, then the halves of rounded pairs.
+__global__ void values_kernel(float infinity, float nan, float* out) {
+  if (threadIdx.x != 0) return;
+  const float powers[] = {3, -infinity, infinity, -130, -126};
+  for (const float power : powers) *out++ = exp2_approx(power);
+  *out++ = exp2_approx(nan) != exp2_approx(nan) ? 1.0F : 0.0F;
+  const float pairs[][2] = {{1, -2}, {1 + 1.0F / 256, 1 + 3.0F / 256}, {nan, -infinity}};
+  for (const auto& pair : pairs) {
+    const uint32_t rounded = round_pair(pair[0], pair[1]);
+    *out++ = static_cast<float>(rounded & 0xFFFFU);
+    *out++ = static_cast<float>(rounded >> 16);
+  }
+}
+
 TEST(Ptx, PowersOfTwoAndRoundedPairsAreThoseOfTheIsa) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(exp2_approx(3), 8);
-  EXPECT_EQ(exp2_approx(-kInfinity), 0);
-  EXPECT_EQ(exp2_approx(kInfinity), kInfinity);
-  EXPECT_EQ(exp2_approx(-130), 0) << "denormal results are flushed";
-  EXPECT_EQ(exp2_approx(-126), std::numeric_limits<float>::min());
-  EXPECT_TRUE(std::isnan(exp2_approx(NAN)));
-  EXPECT_EQ(round_pair(1, -2), 0xC0003F80U);
-  EXPECT_EQ(round_pair(1 + 1.0F / 256, 1 + 3.0F / 256), 0x3F823F80U) << "ties go to even";
-  EXPECT_EQ(round_pair(NAN, -kInfinity), 0xFF807FFFU);
+  const std::vector<float> want = {
+      8,      0,      kInfinity, /*denormals are flushed*/ 0, std::numeric_limits<float>::min(),
+      1,      0x3F80, 0xC000,    /*ties go to even*/ 0x3F80,  0x3F82,
+      0x7FFF, 0xFF80};
+  const Findings found = find(want, [&](float* out) {
+    SHOAL_LAUNCH(values_kernel, shape_of(1, 32), kInfinity, std::numeric_limits<float>::quiet_NaN(), out);
+  });
+  EXPECT_EQ(found.fault, "");
+  EXPECT_FALSE(found.wrong);
 }
 
 }  // namespace
