@@ -12,6 +12,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/backend/cuda/runtime.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
@@ -129,6 +130,7 @@ ChoiceKey key_of(const Product& p) {
 class Library {
  public:
   explicit Library(Device device) : device_(device) {
+    use_device();
     const cublasStatus_t status = cublasLtCreate(&handle_);
     SHOAL_CHECK(status == CUBLAS_STATUS_SUCCESS, "cublasLt: cublasLtCreate failed on ", device, " with ",
                 cublasLtGetStatusName(status), "; ", advice(status));

@@ -7,6 +7,7 @@
 #include "core/ops/bf16_linear.h"
 #include "core/ops/linear.h"
 #include "tests/cuda/standin/cublaslt.h"
+#include "tests/cuda/standin/streams.h"
 #include "tests/cuda/support.h"
 
 namespace shoal::testing {
@@ -215,6 +216,46 @@ TEST(CudaProducts, LongSumsGetAWorkspace) {
   EXPECT_EQ(calls[1].workspace_bytes, 0U);
   EXPECT_EQ(calls[0].m, 5U);  // column-major: the transposed product
   EXPECT_EQ(calls[0].n, 3U);
+}
+
+/// A product of groups between kernels of the current stream, and the operands overwritten behind it.
+Tensor product_between_kernels(const Tensor& a, const Tensor& weight, const Rows& rows) {
+  const Tensor there = a.to(kCuda), matrices = weight.to(kCuda);
+  const Tensor x = Tensor::empty_like(there),
+               y = Tensor::empty({a.size(0), weight.size(1)}, a.dtype(), kCuda);
+  const Tensor z = Tensor::empty_like(y);
+  scale_fwd(kCuda, there, 2, x);
+  grouped_gemm_rows(kCuda, {.transpose_b = true}, x, matrices, y, rows);
+  scale_fwd(kCuda, y, 0.5, z);
+  fill(kCuda, x, 7);
+  fill(kCuda, y, 7);
+  return z.to(kCpu);
+}
+
+TEST(CudaProducts, OfGroupsRunOnSeveralStreamsBetweenTheWorkBeforeAndBehind) {
+  const Rows rows = {5, 3, 0, 9, 1, 4};
+  const Tensor a = normal({sum_of(rows), 70}, 1), weight = normal({6, 7, 70}, 2);
+  const Tensor want = Tensor::empty({sum_of(rows), 7}, DType::f64);
+  grouped_gemm_rows(kCpu, {.transpose_b = true}, a, weight, want, rows);
+  std::vector<standin::Options> policies = {{standin::Policy::eager}, {standin::Policy::lazy}};
+  for (const int stream : {0, 1, 2, 3}) policies.push_back({standin::Policy::favour, stream});
+  for (const uint64_t seed : {1, 2, 3}) policies.push_back({standin::Policy::random, 0, seed});
+  for (const standin::Options& policy : policies) {
+    Tensor got;
+    std::set<void*> streams;
+    std::thread([&] {  // which makes streams of its own: they are what a policy may favour
+      const NarrowLaunches narrow;
+      standin::set_options(policy);
+      standin::take_product_calls();
+      got = product_between_kernels(a, weight, rows);
+      for (const standin::ProductCall& call : standin::take_product_calls()) streams.insert(call.stream);
+    })
+        .join();
+    EXPECT_TRUE(close(got, want, {1e-12, 1e-12}))
+        << "policy " << static_cast<int>(policy.policy) << ' ' << policy.favoured << ' ' << policy.seed;
+    EXPECT_EQ(streams.size(), 4U);
+  }
+  standin::set_options({});
 }
 
 TEST(CudaProducts, ThreadsHaveTheirOwnHandles) {

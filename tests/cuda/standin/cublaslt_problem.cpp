@@ -5,11 +5,7 @@
 #include <vector>
 
 #include "core/tensor/types.h"
-
-#ifdef SHOAL_EMULATOR_TSAN
-extern "C" void __tsan_read_range(void* address, unsigned long bytes);
-extern "C" void __tsan_write_range(void* address, unsigned long bytes);
-#endif
+#include "tests/cuda/standin/streams.h"
 
 namespace shoal::standin {
 
@@ -19,15 +15,13 @@ size_t bytes_of(cudaDataType_t type) {
   return type == CUDA_R_64F ? 8 : type == CUDA_R_16BF ? 2 : 4;
 }
 /// Columns of a matrix as TSan is to see them used.
-void touch([[maybe_unused]] const void* data, [[maybe_unused]] const Layout& layout,
-           [[maybe_unused]] bool written) {
-#ifdef SHOAL_EMULATOR_TSAN
+void touch(const void* data, const Layout& layout, bool written) {
   const size_t size = bytes_of(layout.type);
   for (uint64_t j = 0; j < layout.columns; j++) {
     char* column = static_cast<char*>(const_cast<void*>(data)) + j * static_cast<uint64_t>(layout.ld) * size;
-    (written ? __tsan_write_range : __tsan_read_range)(column, layout.rows * size);
+    if (written) will_write(column, layout.rows * size);
+    if (!written) will_read(column, layout.rows * size);
   }
-#endif
 }
 
 /// The elements of op(matrix) in the type of the sums, [columns][rows] of the operand as it is used.
