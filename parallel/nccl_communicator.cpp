@@ -227,15 +227,33 @@ void NcclCall::all_to_all() {
   if (!messages.empty()) exchange(messages);
 }
 
-/// Keeps the tensors until the waiting stream is behind the call: memory that is given back goes to work that
-/// comes later in that stream.
+/// Keeps the tensors until the stream in which they were given is behind the call: then their memory may be
+/// given to work that comes later in that stream. Where another one waits, they are in use for longer.
 struct NcclWork final : Work::Impl {
   NcclWork(std::shared_ptr<NcclGroup> group, Event end, CollectiveCall call)
-      : group(std::move(group)), end(std::move(end)), call(std::move(call)) {}
-  void wait() override { end.wait(current_stream(group->device())); }
+      : group(std::move(group)),
+        end(std::move(end)),
+        call(std::move(call)),
+        stream(current_stream(this->group->device())) {}
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+  ~NcclWork() override {
+    if (!ordered) keep_in_use();
+  }
+  void wait() override {
+    const Stream waiting = current_stream(group->device());
+    end.wait(waiting);
+    ordered = waiting.handle == stream.handle;
+  }
+  void keep_in_use() const {
+    call.in.used_on(group->stream());
+    call.out.used_on(group->stream());
+  }
   std::shared_ptr<NcclGroup> group;
   Event end;
   CollectiveCall call;
+  Stream stream;
+  bool ordered = false;
 };
 
 class NcclCommunicator final : public CheckedCommunicator {

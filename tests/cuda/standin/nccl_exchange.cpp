@@ -87,17 +87,6 @@ bool next_launch(const NcclWorld& world, int rank, NcclLaunch& launch) {
   return true;
 }
 
-/// The number of the work in its stream; 0 where streams run everything at once.
-template <class Stream>
-uint64_t enqueue_numbered(Stream stream, const std::function<void()>& work) {
-  if constexpr (std::is_void_v<decltype(enqueue(stream, "nccl", work))>) {
-    enqueue(stream, "nccl", work);
-    return 0;
-  } else {
-    return enqueue(stream, "nccl", work);
-  }
-}
-
 /// One piece of work of a rank.
 class Turn {
  public:
@@ -285,7 +274,7 @@ void launch_nccl(ncclComm_t comm, std::vector<NcclCallRecord> calls) {
     meeting->calls[rank] = calls[0];
   }
   auto turn = std::make_shared<Turn>(comm, std::move(calls), sequence, collective);
-  const uint64_t number = enqueue_numbered(stream, [turn] { turn->run(); });
+  const uint64_t number = enqueue(stream, "nccl", [turn] { turn->run(); });
   const NcclLock lock;
   if (!turn->begun()) comm->world->launched[rank].push_back({stream, number, sequence});
 }

@@ -16,12 +16,6 @@
 
 namespace shoal::standin {
 
-void run_until(cudaStream_t stream, uint64_t number);
-void will_read(const void* data, size_t bytes);
-void will_write(void* data, size_t bytes);
-void release(void* address);
-void acquire(void* address);
-
 class NcclLock {
  public:
   NcclLock();

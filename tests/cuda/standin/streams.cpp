@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cstring>
 #include <exception>
 #include <vector>
 
@@ -235,10 +236,13 @@ uint64_t push(CUstream_st* stream, Work work) {
   if (kept->record) *kept->record = {&to, to.enqueued, 0, 0};
   make_stack(to);
   release(kept->order.get());
+  // Who allocates or records may hold a lock that other ranks' work needs, which a policy would run here.
+  const bool is_work = kept->call && std::strncmp(kept->name, "cudaMallocAsync", 15) != 0 &&
+                       std::strncmp(kept->name, "cudaFreeAsync", 13) != 0;
   to.queue.push_back(kept);
   const uint64_t number = to.enqueued++;
   this_thread().counts.enqueued++;
-  follow_policy(to);
+  if (is_work || state().options.policy == Policy::eager) follow_policy(to);
   return number;
 }
 
