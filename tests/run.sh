@@ -211,6 +211,7 @@ has_cpu_flag() { grep -qm 1 -w "$1" /proc/cpuinfo; }
 declare -A no_filters=()
 # shellcheck disable=SC2034
 declare -A asan_filters=(
+  [cuda]='-CudaEngine.OneRank*:CudaEngine.Recomputation*:CudaEngine.TheOrder*:CudaEngine.ARun*'
   [kills]='*OneOfEachKind*'
   [parity]='-*/Layouts.*none*:*/Layouts.*_off_f32:*/Layouts.*_position_f32:*/Layouts.*_probability_f64:*/Layouts.*z_loss*'
 )

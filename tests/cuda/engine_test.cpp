@@ -1,0 +1,153 @@
+// The whole engine with every tensor on the device: losses, gradients, updated weights and router state of
+// the CPU.
+#include <mutex>
+
+#include "core/tensor/stream.h"
+#include "parallel/device_world.h"
+#include "tests/cuda/standin/streams.h"
+#include "tests/cuda/support.h"
+#include "tests/support/parity.h"
+#include "tests/support/tiny_run.h"
+
+namespace shoal::testing {
+namespace {
+
+using standin::Policy;
+
+class CudaEngine : public ::testing::Test {
+ protected:
+  CudaEngine() { log::set_quiet(true); }
+  void TearDown() override {
+    standin::set_options({});
+    log::set_quiet(false);
+  }
+};
+
+/// What rank 0 of so many ranks gets.
+ParityResult run_on(Device device, ParityCase c, int ranks = 1) {
+  c.device = device;
+  ParityResult result;
+  run_ranks(ranks, [&](const std::shared_ptr<Communicator>& host) {
+    const ParityResult mine = run_parity(c, device_world(host, device));
+    if (host->rank() == 0) result = mine;
+  });
+  return result;
+}
+
+TEST_F(CudaEngine, OneRankTrainsAsOnTheCpu) {
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const auto& [balance, capacity] :
+         {std::pair{"bias", "off"}, {"global", "position"}, {"sequence", "probability"}}) {
+      const ParityCase c{.balance = balance, .capacity = capacity, .dtype = dtype, .model = ""};
+      standin::set_options({Policy::lazy, 0, 1});
+      EXPECT_TRUE(same_result(run_on(kCuda, c), run_on(kCpu, c), dtype == DType::f64 ? 1e-11 : 1e-4))
+          << c.name(1);
+    }
+  }
+}
+
+// Sums of bf16 products are in another order than on the CPU, which after some steps sends a token elsewhere.
+TEST_F(CudaEngine, OneRankTrainsInMixedPrecisionLikeOnTheCpu) {
+  const ParityCase c{.balance = "bias", .dtype = DType::bf16, .model = ""};
+  standin::set_options({Policy::lazy, 0, 1});
+  const ParityResult got = run_on(kCuda, c), want = run_on(kCpu, c);
+  EXPECT_EQ(got.counts.front(), want.counts.front());
+  EXPECT_TRUE(close(got.losses, want.losses, {1e-2, 0}));
+  EXPECT_TRUE(close(got.grad_norms, want.grad_norms, {5e-2, 0}));
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (const auto& [name, values] : want.gradients) {
+    double largest = 0;
+    for (const double v : values) largest = std::max(largest, std::abs(v));
+    EXPECT_TRUE(close(got.gradients.at(name), values, {0, 3e-2 * largest})) << name;
+  }
+}
+
+TEST_F(CudaEngine, RecomputationAndOtherModelsTrainAsOnTheCpu) {
+  for (const char* model :
+       {"bias: true, norm: {kind: layer_norm, placement: post}, position: learned, ffn: {activation: gelu}",
+        "tie_embeddings: false, position: alibi, ffn: {activation: geglu}, kv_heads: 2",
+        "position: sinusoidal, moe: {num_experts: 8, top_k: 1, hidden: 8, every: 2, router: {kind: top_k, "
+        "normalize: false}}"}) {
+    const ParityCase c{.accumulation = 2, .recompute = "[norms, activations]", .model = model};
+    standin::set_options({Policy::lazy, 0, 1});
+    EXPECT_TRUE(same_result(run_on(kCuda, c), run_on(kCpu, c), 1e-11)) << model;
+  }
+}
+
+TEST_F(CudaEngine, TheOrderInWhichTheDeviceWorksChangesNoBit) {
+  const ParityCase c{.balance = "bias", .dtype = DType::f32, .model = ""};
+  const ParityResult eager = run_on(kCuda, c);
+  for (const standin::Options& policy :
+       {standin::Options{Policy::lazy, 0, 1}, {Policy::favour, 1, 1}, {Policy::random, 0, 1}}) {
+    const CachedMemory cached;
+    standin::set_options(policy);
+    EXPECT_TRUE(same_result(run_on(kCuda, c), eager, 0)) << "policy " << static_cast<int>(policy.policy);
+  }
+}
+
+TEST_F(CudaEngine, LayoutsTrainAsOneRankOfTheCpu) {
+  const ParityCase one{.dispatcher = "local", .balance = "bias", .model = ""};
+  const ParityResult want = run_on(kCpu, one);
+  for (const auto& [ranks, ep, dispatcher, policy] : {std::tuple{2, 1, "local", Policy::lazy},
+                                                      {2, 2, "all_gather", Policy::lazy},
+                                                      {2, 2, "all_to_all", Policy::random},
+                                                      {4, 2, "all_to_all", Policy::lazy}}) {
+    const CachedMemory cached;
+    const ParityCase c{.ep = ep, .dispatcher = dispatcher, .balance = "bias", .model = ""};
+    standin::set_options({policy, 0, 1});
+    EXPECT_TRUE(same_result(run_on(kCuda, c, ranks), want, 1e-11)) << c.name(ranks);
+  }
+}
+
+/// Waits of the host for the device in the second step of a model with `moe_layers` MoE layers.
+uint64_t waits_of_a_step(int64_t moe_layers, int64_t accumulation) {
+  ParityCase c{.dispatcher = "local", .balance = "bias", .dtype = DType::f32, .model = ""};
+  c.device = kCuda;
+  c.model = str("layers: ", moe_layers + 1);
+  const Mesh mesh(make_single_communicator(), ParallelLayout{});
+  EngineOptions options;
+  options.model = parity_model(c);
+  options.optimizer = parity_optimizer();
+  options.dispatcher = Choice{c.dispatcher, nullptr};
+  options.vocab_size = kParityVocab;
+  options.seq_len = kParitySeq;
+  options.device = kCuda;
+  TrainEngine engine(options, mesh);
+  std::vector<ModelBatch> batches;
+  for (int64_t a = 0; a < accumulation; a++) {
+    batches.push_back(parity_batch(a, 0, 2, kCuda));
+    batches.back().num_labels = batches.back().count_labels();  // as batches of the loader have it
+    batches.back().valid_T = {};
+  }
+  engine.step(batches, 1e-3);
+  const uint64_t before = standin::counts().host_waits;
+  engine.step(batches, 1e-3);
+  return standin::counts().host_waits - before;
+}
+
+TEST_F(CudaEngine, AStepWaitsForCountsOfDispatchesAndForTheSumsAtItsEndOnly) {
+  standin::set_options({Policy::lazy, 0, 1});
+  const uint64_t base = waits_of_a_step(1, 1);
+  EXPECT_EQ(waits_of_a_step(2, 1) - base, 1U) << "for each MoE layer";
+  EXPECT_EQ(waits_of_a_step(1, 2) - base, 1U) << "and each micro-batch";
+  EXPECT_EQ(base, 5U)
+      << "one layer, the sums, and three reads of the routers' statistics, of which the first waits";
+}
+
+TEST_F(CudaEngine, ARunIsSavedAndResumedOnTheDevice) {
+  standin::set_options({Policy::lazy, 0, 1});
+  const CachedMemory cached;
+  const std::vector<std::string> settings = {"run.device=cuda", "parallel.ep=auto", "run.steps=6"};
+  TinyRun run;
+  const RunOutcome whole = run.train(2, settings);
+  run.forget(6);
+  const RunOutcome resumed = run.train(2, settings);
+  EXPECT_EQ(resumed.end, TrainEnd::done);
+  EXPECT_EQ(whole.state, resumed.state);
+  EXPECT_EQ(whole.rows, resumed.rows);
+  const RunOutcome cpu = TinyRun().train(1, {"run.steps=6"});
+  EXPECT_NEAR(whole.last_loss, cpu.last_loss, 1e-3 * cpu.last_loss);
+}
+
+}  // namespace
+}  // namespace shoal::testing
