@@ -44,6 +44,7 @@ esac
 target=${target:-$PWD/tests/device/results/${card// /-}.json}
 
 build=build-device
+text=${TEXT:-core}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -51,7 +52,7 @@ parts=()
 
 quote() { # stdin as a JSON string
   awk 'BEGIN { printf "\"" }
-    { gsub(/\\/, "\\\\"); gsub(/"/, "\\\""); gsub(/\t/, "\\t"); gsub(/[\001-\037\177]/, ""); printf "%s%s", NR > 1 ? "\\n" : "", $0 }
+    { gsub(/\\/, "\\\\"); gsub(/"/, "\\\""); gsub(/\t/, "\\t"); gsub(/[\001-\037\177]/, ""); printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }
     END { printf "\"" }'
 }
 
@@ -96,7 +97,9 @@ same_losses() {
 }
 
 main() {
-  if part build 280 build_all; then
+  export -f build_all train losses same_losses
+  export build work text architecture
+  if part build 280 bash -c build_all; then
     part tests 120 env GTEST_OUTPUT="json:$work/tests.json" $build/tests/cuda_device_test --gtest_brief=1
     if command -v compute-sanitizer >/dev/null; then
       for tool in memcheck racecheck synccheck initcheck; do
@@ -106,9 +109,6 @@ main() {
     else
       echo "not run: compute-sanitizer is not installed"
     fi
-    text=${TEXT:-core}
-    export -f train losses same_losses
-    export build work text
     part train-cpu 90 bash -c 'train cpu'
     for precision in f32 bf16; do
       most=0.005
