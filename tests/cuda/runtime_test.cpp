@@ -26,6 +26,7 @@ Tensor bytes_on_device(int64_t count) {
 
 class CudaRuntime : public ::testing::Test {
  protected:
+  CudaRuntime() { runtime().synchronize(); }  // makes the record of faults, which stays
   void TearDown() override {
     standin::set_options({});
     standin::num_devices() = 1;

@@ -62,7 +62,10 @@ class NarrowLaunches {
 /// own, with guards around it.
 class CachedMemory {
  public:
-  CachedMemory() { cuda::memory_options() = {true, int64_t{1} << 20}; }
+  CachedMemory() {
+    cuda::release_idle_memory();
+    cuda::memory_options() = {true, int64_t{1} << 20};
+  }
   ~CachedMemory() { cuda::memory_options() = {false, int64_t{1} << 20}; }
   CachedMemory(const CachedMemory&) = delete;
   CachedMemory& operator=(const CachedMemory&) = delete;

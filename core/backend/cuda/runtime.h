@@ -19,6 +19,9 @@ struct MemoryOptions {
 /// For tensors made from then on. Not to be changed while another thread makes some.
 MemoryOptions& memory_options();
 
+/// Waits for all work and gives the memory that no tensor has back to the system.
+void release_idle_memory();
+
 /// Makes the device of this process the calling thread's. To be called by host code that calls the CUDA
 /// libraries on a thread of its own; cheap.
 void use_device();

@@ -21,37 +21,58 @@ struct Buffer {
   cudaEvent_t done = nullptr;  // the latest copy from or to it
 };
 
-/// Buffers of one size that nobody holds, the one used longest ago first. Their copies may be on the way.
-class Buffers {
+/// Buffers of threads that have ended; their copies may be on the way.
+class Abandoned {
  public:
-  Buffers(int64_t bytes, size_t most) : bytes_(bytes), most_(most) {}
-  int64_t bytes() const { return bytes_; }
-
-  /// One whose copies are done.
+  void put(const std::deque<Buffer>& buffers) {
+    const std::lock_guard lock(mutex_);
+    idle_.insert(idle_.end(), buffers.begin(), buffers.end());
+  }
+  /// data is null when there is none.
   Buffer take() {
     Buffer buffer;
     {
       const std::lock_guard lock(mutex_);
-      const bool ready = !idle_.empty() && cudaEventQuery(idle_.front().done) == cudaSuccess;
-      if (!ready && num_buffers_ < most_) {
-        num_buffers_++;
-        return make();
-      }
-      if (!idle_.empty()) {
-        buffer = idle_.front();
-        idle_.pop_front();
-      }
-      if (ready) return buffer;
+      if (idle_.empty()) return buffer;
+      buffer = idle_.front();
+      idle_.pop_front();
     }
-    if (buffer.data == nullptr) return make();  // all are in the hands of other threads
-    wait_for(buffer.done);
-    return buffer;
+    if (cudaEventQuery(buffer.done) == cudaSuccess) return buffer;
+    put({buffer});
+    return {};
   }
 
-  void give_back(Buffer buffer) {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(buffer);
+ private:
+  std::mutex mutex_;
+  std::deque<Buffer> idle_;
+};
+
+/// Buffers of one size of a thread, the one used longest ago first. A thread has its own, so that it never
+/// waits for streams of others (ranks may be threads).
+class Buffers {
+ public:
+  Buffers(int64_t bytes, size_t most, Abandoned& abandoned)
+      : bytes_(bytes), most_(most), abandoned_(abandoned) {}
+  ~Buffers() { abandoned_.put(idle_); }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  int64_t bytes() const { return bytes_; }
+
+  /// One whose copies are done.
+  Buffer take() {
+    const bool ready = !idle_.empty() && cudaEventQuery(idle_.front().done) == cudaSuccess;
+    if (!ready && num_buffers_ < most_) {
+      num_buffers_++;
+      const Buffer buffer = abandoned_.take();
+      return buffer.data != nullptr ? buffer : make();
+    }
+    if (idle_.empty()) return make();
+    const Buffer buffer = idle_.front();
+    idle_.pop_front();
+    if (!ready) wait_for(buffer.done);
+    return buffer;
   }
+  void give_back(const Buffer& buffer) { idle_.push_back(buffer); }
 
  private:
   Buffer make() const {
@@ -64,17 +85,18 @@ class Buffers {
 
   int64_t bytes_;
   size_t most_;
-  std::mutex mutex_;
+  Abandoned& abandoned_;
   std::deque<Buffer> idle_;
   size_t num_buffers_ = 0;
 };
 
 /// For a copy of so many bytes; a large one is cut into parts.
 Buffers& buffers_for(int64_t bytes) {
-  static auto* small =
-      new Buffers(kSmallBytes, kMostSmall);  // leaked: tensors with static lifetime are copied late
-  static auto* large = new Buffers(kLargeBytes, kMostLarge);
-  return bytes <= kSmallBytes ? *small : *large;
+  static auto* small_abandoned = new Abandoned;  // leaked: threads may end late
+  static auto* large_abandoned = new Abandoned;
+  static thread_local Buffers small(kSmallBytes, kMostSmall, *small_abandoned);
+  static thread_local Buffers large(kLargeBytes, kMostLarge, *large_abandoned);
+  return bytes <= kSmallBytes ? small : large;
 }
 
 }  // namespace

@@ -271,8 +271,10 @@ bool query(Mark& mark) {
   bool force = false;
   {
     const Locked locked;
-    const bool mine = mark.stream->owner == this_thread().id && mark.stream->runner == 0;
-    force = ++mark.queries > kPatience || (policy == Policy::random && mine && random_below(3) == 0);
+    // Others' work may wait for work that this thread has not put into a stream yet.
+    const bool mine = mark.stream->owner == this_thread().id || mark.stream->owner == 0;
+    force = mine && mark.stream->runner == 0 &&
+            (++mark.queries > kPatience || (policy == Policy::random && random_below(3) == 0));
   }
   if (force) run_for_host(*mark.stream, mark.number + 1);
   const Locked locked;
