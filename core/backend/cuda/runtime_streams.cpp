@@ -45,19 +45,20 @@ class Events {
   std::vector<cudaEvent_t> idle_;
 };
 
+/// The default stream, and those that the calling thread has made.
+std::vector<Stream>& own_streams() {
+  static thread_local std::vector<Stream> mine{Stream{{DeviceType::cuda, 0}, 0}};
+  return mine;
+}
+
 class CudaStreams final : public StreamRuntime {
  public:
-  std::vector<Stream> all() {
-    const std::lock_guard lock(mutex_);
-    return streams_;
-  }
   Stream create(Device device) override {
     use_device();
     cudaStream_t stream = nullptr;
     SHOAL_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     const Stream made{device, reinterpret_cast<int64_t>(stream)};
-    const std::lock_guard lock(mutex_);
-    streams_.push_back(made);
+    own_streams().push_back(made);
     return made;
   }
   std::shared_ptr<void> record(const Stream& stream) override {
@@ -80,8 +81,6 @@ class CudaStreams final : public StreamRuntime {
 
  private:
   Events events_;
-  std::mutex mutex_;
-  std::vector<Stream> streams_{Stream{{DeviceType::cuda, 0}, 0}};
 };
 
 CudaStreams& streams() {
@@ -98,7 +97,7 @@ void wait_for_device() {
     SHOAL_CUDA_CALL(cudaDeviceSynchronize());
     return;
   }
-  for (const Stream& stream : streams().all()) streams().host_wait(streams().record(stream));
+  for (const Stream& stream : own_streams()) streams().host_wait(streams().record(stream));
 }
 
 }  // namespace shoal::cuda
