@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/autograd/saved.h"
 #include "core/autograd/accumulate.h"
+#include "core/autograd/saved.h"
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
