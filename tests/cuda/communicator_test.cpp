@@ -1,6 +1,7 @@
 // Every communicator that carries tensors of a device: the suite of all communicators, and what is its own.
 #include "parallel/communicator.h"
 
+#include "core/tensor/stream.h"
 #include "parallel/device_world.h"
 #include "parallel/shared_communicator.h"
 #include "parallel/staged_communicator.h"
@@ -86,6 +87,7 @@ TEST(DeviceWorld, IsTheHostsForTheCpuAndForOneRank) {
 
 TEST(DeviceWorld, CarriesBothKindsOfTensorsInEveryGroup) {
   run_ranks(4, [](const std::shared_ptr<Communicator>& world) {
+    const StreamScope own_stream(make_stream(kCuda));  // ranks that are processes share none either
     const auto all = device_world(world, kCuda), pair = all->split(world->rank() / 2, 0, "pair");
     for (const auto& group : {all, pair}) {
       for (const Device device : {Device{}, kCuda}) {

@@ -240,6 +240,26 @@ TEST_F(CudaStreams, TheHostWaitsForWhatItAsksForAndNoMore) {
   EXPECT_EQ(log(), "abcd");
 }
 
+TEST_F(CudaStreams, WorkThatWaitsForItselfIsFound) {
+  standin::set_options({standin::Policy::lazy, 0, 1});
+  const Stream one = make_stream(kCuda), other = make_stream(kCuda);
+  const auto handle = [](const Stream& s) { return reinterpret_cast<cudaStream_t>(s.handle); };
+  std::atomic<bool> may_end{false};
+  std::atomic<uint64_t> last{0};
+  standin::enqueue_attempts(handle(one), "needs the other stream", [&](std::vector<standin::Need>& needs) {
+    needs.push_back({handle(other), last});
+    return may_end.load();
+  });
+  Event end;
+  end.record(one);
+  end.wait(other);
+  last = standin::enqueue(handle(other), "last", [] {});
+  const std::string expected = "'needs the other stream' waits for work that waits for it";
+  EXPECT_NE(error_of([&] { end.host_wait(); }).find(expected), std::string::npos);
+  may_end = true;
+  end.host_wait();
+}
+
 TEST_F(CudaStreams, AnErrorOfWorkIsThrownWhereTheHostWaits) {
   standin::set_options({standin::Policy::lazy, 0, 1});
   standin::enqueue(nullptr, "bad", [] { throw Error("bad work"); });

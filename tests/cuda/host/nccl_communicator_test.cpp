@@ -137,6 +137,7 @@ TEST(NcclCommunicator, RanksThatShareADeviceAreStagedAndToldWhy) {
 TEST(NcclCommunicator, IsWhatDeviceWorldGivesRanksWithADeviceEach) {
   standin::clear_nccl_log();
   run_ranks(4, [](const Group& world) {
+    const StreamScope own_stream(make_stream(kCuda));
     const Group all = device_world(world, kCuda), pair = all->split(world->rank() / 2, 0, "pair");
     for (const Group& group : {all, pair}) {
       const Tensor x = Tensor::from(std::vector<float>{1}, {1}, kCuda);
@@ -153,6 +154,7 @@ TEST(NcclCommunicator, CountsThatDoNotFitAreNamed) {
   std::mutex mutex;
   std::string errors;  // one rank finds it; the other one is told that its peer has aborted
   run_ranks(2, [&](const Group& world) {
+    const StreamScope own_stream(make_stream(kCuda));
     const std::string error = error_of([&] {
       std::string why;
       const Group group = make_nccl_group(world, kCuda, kOrdered, &why);

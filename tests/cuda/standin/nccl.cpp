@@ -177,6 +177,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     world->size = size;
     world->owners.resize(static_cast<size_t>(size));
     world->launched.resize(static_cast<size_t>(size));
+    world->aborted.resize(static_cast<size_t>(size));
   }
   int& slot = world->owners.at(static_cast<size_t>(rank));
   SHOAL_CHECK(number > 0 && world->size == size && slot == 0, "stand-in of NCCL: rank ", rank, " of ", size,
@@ -223,6 +224,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const NcclLock lock;
   comm->world->broken = true;
+  comm->world->aborted[static_cast<size_t>(comm->rank)] = true;
   state().num_communicators--;
   state().num_aborts++;
   delete comm;

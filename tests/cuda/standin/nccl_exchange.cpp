@@ -1,11 +1,8 @@
 // The part of the stand-in of NCCL that runs in streams: ranks meet, and the last one moves the bytes.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "core/base/error.h"
-#include "core/tensor/host_wait.h"
 #include "core/tensor/types.h"
 #include "tests/cuda/standin/nccl_world.h"
 #include "tests/cuda/standin/streams.h"
@@ -61,24 +58,6 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }
 
-/// A rank has aborted its communicator. NCCL's work would not end by itself, so the checks have a say first.
-[[noreturn]] void end_broken_work() {
-  run_host_wait_checks(0);
-  throw Error("stand-in of NCCL: work of a communicator that has been aborted");
-}
-
-/// Waits a little for other ranks, outside of the lock.
-class Patience {
- public:
-  void wait() {
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-    run_host_wait_checks(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count());
-  }
-
- private:
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
 /// The work that rank `rank` has in a stream and not begun; false when there is none. Locked.
 bool next_launch(const NcclWorld& world, int rank, NcclLaunch& launch) {
   const auto& launched = world.launched[static_cast<size_t>(rank)];
@@ -98,25 +77,47 @@ class Turn {
         collective_(collective) {}
 
   bool begun() const { return begun_; }  // locked
-  void run() {
-    {
-      const NcclLock lock;
-      auto& launched = world_->launched[static_cast<size_t>(rank_)];
-      std::erase_if(launched, [&](const NcclLaunch& l) { return l.sequence <= sequence_; });
-      begun_ = true;
+  /// As standin::enqueue_attempts wants it. Work of a communicator that this rank aborts ends as it is; that
+  /// of the other ranks never does, as NCCL's would not.
+  bool attempt(std::vector<Need>& needs) {
+    const NcclLock lock;
+    if (world_->aborted[static_cast<size_t>(rank_)]) return true;
+    const bool messages = calls_[0].op == NcclOp::send || calls_[0].op == NcclOp::receive;
+    if (!begun_) {
+      begin();
+      messages ? send_messages() : arrive();
     }
-    for (const NcclCallRecord& call : calls_) touch(call);
-    if (calls_[0].op == NcclOp::send || calls_[0].op == NcclOp::receive) {
-      exchange_messages();
-    } else {
-      meet();
+    if (world_->broken && !done(messages)) return false;
+    if (!done(messages)) {
+      for (int r = 0; r < world_->size; r++) {
+        NcclLaunch launch;
+        if (r != rank_ && waits_for(r, messages) && next_launch(*world_, r, launch))
+          needs.push_back({launch.stream, launch.number});
+      }
+      return false;
     }
+    acquire(messages ? order_.get() : &meeting_->order);
+    return true;
   }
 
  private:
-  bool broken() const {
-    const NcclLock lock;
-    return world_->broken;
+  // All of these locked.
+  void begin() {
+    auto& launched = world_->launched[static_cast<size_t>(rank_)];
+    std::erase_if(launched, [&](const NcclLaunch& l) { return l.sequence <= sequence_; });
+    begun_ = true;
+    for (const NcclCallRecord& call : calls_) touch(call);
+  }
+  bool done(bool messages) const {
+    if (!messages) return meeting_->done;
+    return std::all_of(messages_done_.begin(), messages_done_.end(), [](const auto& d) { return *d; });
+  }
+  bool waits_for(int r, bool messages) const {
+    if (!messages) return !meeting_->arrived[static_cast<size_t>(r)];
+    for (size_t i = 0; i < calls_.size(); i++) {
+      if (calls_[i].peer == r && !*messages_done_[i]) return true;
+    }
+    return false;
   }
   void touch(const NcclCallRecord& c) const {
     const size_t bytes = c.count * nccl_type_bytes(c.type), all = bytes * static_cast<size_t>(world_->size);
@@ -125,74 +126,30 @@ class Turn {
     if (c.op != NcclOp::send) will_write(c.out, c.op == NcclOp::all_gather ? all : bytes);
   }
 
-  /// Until done(): lets the streams of ranks for which wanted() holds go on.
-  template <class Done, class Wanted>
-  void wait(const Done& done, const Wanted& wanted) {
-    Patience patience;
-    for (;;) {
-      NcclLaunch launch;
-      bool found = false, is_broken = false;
-      {
-        const NcclLock lock;
-        if (done()) return;
-        is_broken = world_->broken;
-        for (int r = 0; r < world_->size && !found; r++)
-          found = r != rank_ && wanted(r) && next_launch(*world_, r, launch);
-      }
-      if (is_broken) end_broken_work();
-      if (found) {
-        run_until(launch.stream, launch.number);
-      } else {
-        patience.wait();
-      }
+  void arrive() {
+    meeting_ = world_->meetings.at(collective_);
+    release(&meeting_->order);
+    meeting_->arrived[static_cast<size_t>(rank_)] = true;
+    if (++meeting_->num_arrived < world_->size || world_->broken) return;
+    acquire(&meeting_->order);
+    carry_out(meeting_->calls);
+    release(&meeting_->order);
+    meeting_->done = true;
+    world_->meetings.erase(collective_);
+  }
+
+  void send_messages() {
+    release(order_.get());
+    for (const NcclCallRecord& call : calls_) {
+      messages_done_.push_back(std::make_shared<bool>(false));
+      const bool is_send = call.op == NcclOp::send;
+      const std::pair<int, int> way = is_send ? std::pair(rank_, call.peer) : std::pair(call.peer, rank_);
+      (is_send ? world_->sends : world_->receives)[way].push_back({call, messages_done_.back(), order_});
+      if (!world_->broken) match(way);
     }
   }
 
-  void meet() {
-    std::shared_ptr<NcclMeeting> meeting;
-    if (broken()) end_broken_work();
-    {
-      const NcclLock lock;
-      meeting = world_->meetings.at(collective_);
-      release(&meeting->order);
-      meeting->arrived[static_cast<size_t>(rank_)] = true;
-      if (++meeting->num_arrived == world_->size) {
-        acquire(&meeting->order);
-        carry_out(meeting->calls);
-        release(&meeting->order);
-        meeting->done = true;
-        world_->meetings.erase(collective_);
-      }
-    }
-    wait([&] { return meeting->done; }, [&](int r) { return !meeting->arrived[static_cast<size_t>(r)]; });
-    acquire(&meeting->order);
-  }
-
-  void exchange_messages() {
-    std::vector<std::shared_ptr<bool>> done;
-    if (broken()) end_broken_work();
-    {
-      const NcclLock lock;
-      release(order_.get());
-      for (const NcclCallRecord& call : calls_) {
-        done.push_back(std::make_shared<bool>(false));
-        const bool is_send = call.op == NcclOp::send;
-        const std::pair<int, int> way = is_send ? std::pair(rank_, call.peer) : std::pair(call.peer, rank_);
-        (is_send ? world_->sends : world_->receives)[way].push_back({call, done.back(), order_});
-        match(way);
-      }
-    }
-    wait([&] { return std::all_of(done.begin(), done.end(), [](const auto& d) { return *d; }); },
-         [&](int r) {
-           for (size_t i = 0; i < calls_.size(); i++) {
-             if (calls_[i].peer == r && !*done[i]) return true;
-           }
-           return false;
-         });
-    acquire(order_.get());
-  }
-
-  /// Locked. Copies what has both its ends.
+  /// Copies what has both its ends.
   void match(const std::pair<int, int>& way) {
     auto &sends = world_->sends[way], &receives = world_->receives[way];
     while (!sends.empty() && !receives.empty()) {
@@ -216,6 +173,8 @@ class Turn {
   std::vector<NcclCallRecord> calls_;
   uint64_t sequence_, collective_;
   bool begun_ = false;
+  std::shared_ptr<NcclMeeting> meeting_;              // of a collective
+  std::vector<std::shared_ptr<bool>> messages_done_;  // of each call
   std::shared_ptr<char> order_ = std::make_shared<char>();
 };
 
@@ -274,7 +233,8 @@ void launch_nccl(ncclComm_t comm, std::vector<NcclCallRecord> calls) {
     meeting->calls[rank] = calls[0];
   }
   auto turn = std::make_shared<Turn>(comm, std::move(calls), sequence, collective);
-  const uint64_t number = enqueue(stream, "nccl", [turn] { turn->run(); });
+  const uint64_t number =
+      enqueue_attempts(stream, "nccl", [turn](std::vector<Need>& needs) { return turn->attempt(needs); });
   const NcclLock lock;
   if (!turn->begun()) comm->world->launched[rank].push_back({stream, number, sequence});
 }

@@ -65,8 +65,9 @@ struct NcclLaunch {
 /// All ranks of one unique id.
 struct NcclWorld {
   int id = 0, size = 0, joined = 0;
-  bool broken = false;      // a rank has aborted
-  std::vector<int> owners;  // thread of each rank
+  bool broken = false;        // a rank has aborted
+  std::vector<bool> aborted;  // per rank
+  std::vector<int> owners;    // thread of each rank
   std::map<uint64_t, std::shared_ptr<NcclMeeting>> meetings;
   std::map<std::pair<int, int>, std::deque<NcclMessage>> sends, receives;  // by (from, to)
   std::vector<std::deque<NcclLaunch>> launched;                            // per rank

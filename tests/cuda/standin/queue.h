@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/cuda/emulator/fiber.h"
 #include "tests/cuda/standin/streams.h"
@@ -18,12 +19,15 @@ struct Mark {
   char order = 0;   // for TSan
 };
 
-/// One of `call`, `wait_for` and `record`; or neither of the last two.
+/// One of `attempt`, `wait_for` and `record`.
 struct Work {
-  const char* name = nullptr;
-  std::function<void()> call;
+  explicit Work(const char* its_name) : name(its_name) {}
+  const char* name;
+  std::function<bool(std::vector<Need>&)> attempt;
   std::shared_ptr<Mark> wait_for, record;
   std::unique_ptr<char> order;  // for TSan: released by the host, acquired by the stream
+  bool begun = false;
+  std::vector<Need> needs;  // of the latest attempt
 };
 
 }  // namespace shoal::standin
@@ -31,7 +35,7 @@ struct Work {
 struct CUstream_st {
   std::deque<shoal::standin::Work*> queue;  // owned; deleted by the stream
   uint64_t done = 0, enqueued = 0;          // numbers of work: [done, enqueued) is in the queue or running
-  int64_t runner = 0;                       // the thread that runs or waits for its work; 0: none
+  int64_t runner = 0;                       // the thread that does its first work; 0: none
   int64_t owner = 0;                        // the thread that created it
   int index = 0;                            // of the owner's streams
   bool destroyed = false;

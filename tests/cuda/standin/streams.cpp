@@ -3,11 +3,15 @@
 
 #include <unistd.h>
 
-#include <cstring>
+#include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tensor/host_wait.h"
 #include "tests/cuda/emulator/quiet_lock.h"
 #include "tests/cuda/standin/memory.h"
 #include "tests/cuda/standin/queue.h"
@@ -23,10 +27,13 @@ namespace shoal::standin {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct State {
   emulator::QuietLock lock;
   Options options;
   uint64_t generation = 1;  // of the options
+  uint64_t changes = 0;     // to the queues and to what is done
   uint64_t random = 1;
   CUstream_st standard;
   std::vector<CUstream_st*> streams{&standard};  // destroyed ones too: their addresses are not used again
@@ -48,6 +55,7 @@ struct ThisThread {
   int64_t id = gettid();
   uint64_t generation = 0;
   int num_streams = 0;
+  uint64_t circle_at = 0;  // State::changes
   Counts counts;
 };
 ThisThread& this_thread() {
@@ -116,79 +124,136 @@ void on_stream(CUstream_st&, const std::function<void()>& body) {
 }
 #endif
 
-/// Does one piece of work, unlocked; returns what it threw. The work is a matter of the stream from the
-/// moment it is put there, its end included: nothing of it lies on the host's stack.
-std::exception_ptr perform(CUstream_st& stream, Work* work) {
+struct Outcome {
+  bool ended = true;
   std::exception_ptr thrown;
-  on_stream(stream, [&stream, &thrown, work] {
+};
+
+/// Does a piece of work, or tries to, unlocked. The work is a matter of the stream from the moment it is put
+/// there, its end included: nothing of it lies on the host's stack.
+Outcome perform(CUstream_st& stream, Work* work) {
+  Outcome outcome;
+  on_stream(stream, [&stream, &outcome, work] {
     acquire(work->order.get());
     if (work->wait_for) acquire(&work->wait_for->order);
     try {
-      if (work->call) work->call();
+      work->needs.clear();
+      outcome.ended = !work->attempt || work->attempt(work->needs);
     } catch (...) {
-      thrown = std::current_exception();
+      outcome.thrown = std::current_exception();
     }
+    if (!outcome.ended) return;
     if (work->record) release(&work->record->order);
     delete work;
     release(&stream.order);
   });
-  if (thrown) acquire(&stream.order);
-  return thrown;
+  if (outcome.thrown) acquire(&stream.order);
+  return outcome;
 }
 
-/// Locked. Does the work of `stream` before number `end`.
-void run(CUstream_st& stream, uint64_t end) {
+/// A walk from the work that is wanted to what it waits for.
+struct Walk {
+  std::vector<const CUstream_st*> path;
+  bool busy = false;      // another thread does work that is waited for
+  bool circular = false;  // work waits for itself
+};
+
+bool step(CUstream_st& stream, uint64_t end, Walk& walk);
+
+/// Locked. Does the first work of `stream`, which waits for no event; false when it did not get further.
+bool try_first(CUstream_st& stream, Walk& walk) {
   State& s = state();
-  const int64_t me = this_thread().id;
-  while (stream.done < end) {
-    if (stream.runner != 0 && stream.runner != me) {
-      s.lock.wait();
-      continue;
-    }
-    SHOAL_CHECK(stream.runner == 0, "stand-in of CUDA: '", stream.queue.empty() ? "?" : stream.queue[0]->name,
-                "' waits for work that waits for it");
-    stream.runner = me;
-    Work* work = stream.queue.front();
+  Work* work = stream.queue.front();
+  const bool begins = !std::exchange(work->begun, true);
+  stream.runner = this_thread().id;
+  s.lock.unlock();
+  const Outcome outcome = perform(stream, work);
+  s.lock.lock();
+  stream.runner = 0;
+  const bool moved = outcome.ended || begins;
+  if (outcome.ended) {
     stream.queue.pop_front();
-    std::exception_ptr thrown;
-    try {
-      if (work->wait_for) run(*work->wait_for->stream, work->wait_for->number + 1);
-    } catch (...) {
-      thrown = std::current_exception();
-    }
-    s.lock.unlock();
-    const std::exception_ptr own = perform(stream, work);
-    if (!thrown) thrown = own;
-    s.lock.lock();
     stream.done++;
-    stream.runner = 0;
-    s.lock.notify_all();
-    if (thrown) std::rethrow_exception(thrown);
   }
+  if (moved) s.changes++;
+  s.lock.notify_all();
+  if (outcome.thrown) std::rethrow_exception(outcome.thrown);
+  if (moved) return true;
+  const std::vector<Need> needs = work->needs;  // which another thread may end and delete
+  return std::any_of(needs.begin(), needs.end(),
+                     [&](const Need& need) { return step(known(need.stream), need.number + 1, walk); });
+}
+
+/// Locked, and unlocked in between. Does one piece of the work before number `end` of `stream`, or of the
+/// work that it waits for; false when nothing of it can be done now. Never waits.
+bool step(CUstream_st& stream, uint64_t end, Walk& walk) {
+  if (stream.done >= end) return false;
+  SHOAL_CHECK(stream.runner != this_thread().id, "stand-in of CUDA: '", stream.queue.front()->name,
+              "' waits for work of its own stream");
+  if (stream.runner != 0) walk.busy = true;
+  if (std::find(walk.path.begin(), walk.path.end(), &stream) != walk.path.end()) walk.circular = true;
+  if (walk.busy || walk.circular) return false;
+  walk.path.push_back(&stream);
+  const Mark* mark = stream.queue.front()->wait_for.get();
+  const bool waits = mark != nullptr && mark->stream->done <= mark->number;
+  const bool moved = waits ? step(*mark->stream, mark->number + 1, walk) : try_first(stream, walk);
+  walk.path.pop_back();
+  return moved;
+}
+
+/// Locked. Throws Error when what a walk found is a circle: found twice in a row, with no change in between.
+void check_circle(const Walk& walk, const CUstream_st& stream) {
+  if (!walk.circular) return;
+  uint64_t& found_at = this_thread().circle_at;
+  SHOAL_CHECK(std::exchange(found_at, state().changes) != state().changes, "stand-in of CUDA: '",
+              stream.queue.empty() ? "?" : stream.queue.front()->name, "' waits for work that waits for it");
+}
+
+/// Locked. Does what can be done of the work of `stream` before number `end`.
+void advance(CUstream_st& stream, uint64_t end) {
+  Walk walk;
+  while (step(stream, end, walk)) walk = {};
+  check_circle(walk, stream);
 }
 
 /// Locked. What the policy does after some work came into `stream`.
 void follow_policy(CUstream_st& stream) {
   State& s = state();
-  const int64_t me = this_thread().id;
   if (s.options.policy == Policy::eager ||
       (s.options.policy == Policy::favour && stream.index == s.options.favoured)) {
-    if (stream.runner != me) run(stream, stream.enqueued);
+    if (stream.runner != this_thread().id) advance(stream, stream.enqueued);
   } else if (s.options.policy == Policy::random && random_below(4) == 0) {
     for (size_t i = 0; i < s.streams.size(); i++) {  // which may grow meanwhile
       CUstream_st& some = *s.streams[i];
-      // Other ranks' work may wait for work that this one has not put into a stream yet.
-      if ((some.owner != me && some.owner != 0) || some.runner != 0 || random_below(2) == 0) continue;
-      run(some, some.done + random_below(some.enqueued - some.done + 1));
+      if (some.runner != 0 || random_below(2) == 0) continue;
+      advance(some, some.done + random_below(some.enqueued - some.done + 1));
     }
   }
 }
 
-/// Runs a stream for the host, with the device's memory accessible.
+/// Waits a little for work of other ranks that is not in a stream yet, unlocked.
+void wait_for_others(Clock::time_point begin) {
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  run_host_wait_checks(std::chrono::duration<double>(Clock::now() - begin).count());
+}
+
+/// Until the work of `stream` before number `end` is done, with the device's memory accessible.
 void run_for_host(CUstream_st& stream, uint64_t end) {
   const DeviceAccess access;
-  const Locked locked;
-  run(stream, end);
+  const Clock::time_point begin = Clock::now();
+  State& s = state();
+  for (;;) {
+    {
+      const Locked locked;
+      if (stream.done >= end) return;
+      Walk walk;
+      if (step(stream, end, walk)) continue;
+      check_circle(walk, stream);
+      if (walk.busy) s.lock.wait();
+      if (walk.busy || walk.circular) continue;
+    }
+    wait_for_others(begin);
+  }
 }
 
 }  // namespace
@@ -236,48 +301,56 @@ uint64_t push(CUstream_st* stream, Work work) {
   if (kept->record) *kept->record = {&to, to.enqueued, 0, 0};
   make_stack(to);
   release(kept->order.get());
-  // Who allocates or records may hold a lock that other ranks' work needs, which a policy would run here.
-  const bool is_work = kept->call && std::strncmp(kept->name, "cudaMallocAsync", 15) != 0 &&
-                       std::strncmp(kept->name, "cudaFreeAsync", 13) != 0;
   to.queue.push_back(kept);
   const uint64_t number = to.enqueued++;
+  state().changes++;
   this_thread().counts.enqueued++;
-  if (is_work || state().options.policy == Policy::eager) follow_policy(to);
+  follow_policy(to);
   return number;
 }
 
 uint64_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work) {
-  return push(stream, {name, std::move(work), nullptr, nullptr, nullptr});
+  Work one{name};
+  one.attempt = [work = std::move(work)](std::vector<Need>&) {
+    work();
+    return true;
+  };
+  return push(stream, std::move(one));
+}
+
+uint64_t enqueue_attempts(cudaStream_t stream, const char* name,
+                          std::function<bool(std::vector<Need>&)> attempt) {
+  Work one{name};
+  one.attempt = std::move(attempt);
+  return push(stream, std::move(one));
 }
 
 std::shared_ptr<Mark> record(CUstream_st* stream) {
   auto mark = std::make_shared<Mark>();
-  push(stream, {"event record", nullptr, nullptr, mark, nullptr});
+  Work work{"event record"};
+  work.record = mark;
+  push(stream, std::move(work));
   return mark;
 }
 
 void wait(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
-  push(stream, {"event wait", nullptr, mark, nullptr, nullptr});
-}
-
-void run_until(cudaStream_t stream, uint64_t number) {
-  const Locked locked;
-  run(stream == nullptr ? state().standard : *stream, number + 1);
+  Work work{"event wait"};
+  work.wait_for = mark;
+  push(stream, std::move(work));
 }
 
 bool query(Mark& mark) {
   constexpr int kPatience = 16;
-  const Policy policy = state().options.policy;
-  bool force = false;
+  bool goes_on = false;
   {
     const Locked locked;
-    // Others' work may wait for work that this thread has not put into a stream yet.
-    const bool mine = mark.stream->owner == this_thread().id || mark.stream->owner == 0;
-    force = mine && mark.stream->runner == 0 &&
-            (++mark.queries > kPatience || (policy == Policy::random && random_below(3) == 0));
+    goes_on =
+        mark.stream->done <= mark.number &&
+        (++mark.queries > kPatience || (state().options.policy == Policy::random && random_below(3) == 0));
   }
-  if (force) run_for_host(*mark.stream, mark.number + 1);
+  const DeviceAccess access(goes_on);
   const Locked locked;
+  if (goes_on) advance(*mark.stream, mark.number + 1);
   if (mark.stream->done <= mark.number) return false;
   acquire(&mark.order);
   return true;

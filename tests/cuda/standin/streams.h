@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -13,7 +14,7 @@ using cudaStream_t = CUstream_st*;
 namespace shoal::standin {
 
 enum class Policy : uint8_t {
-  eager,   // everything at once
+  eager,   // everything as soon as it can be done
   lazy,    // only what a wait of the host needs
   favour,  // work of one stream at once, of the others as late as possible
   random,  // now and then some work of some streams
@@ -29,13 +30,19 @@ void set_options(const Options& options);
 
 /// Puts `work` into the stream (nullptr: the default stream), called `name` in messages. It must own what it
 /// needs of the host's memory. What it throws is thrown by the call that made it run. Returns its number in
-/// the stream, for run_until.
+/// the stream.
 uint64_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
 
-/// Runs what is in the stream up to work `number`, on this thread or by waiting for another one. For library
-/// calls that need work of other streams, such as collectives of ranks that are threads: nothing is ordered
-/// to TSan. Throws Error when that work waits for work that is running on this thread.
-void run_until(cudaStream_t stream, uint64_t number);
+/// Work of another stream.
+struct Need {
+  cudaStream_t stream;
+  uint64_t number;
+};
+/// For work that waits for other streams', such as collectives of ranks that are threads: `attempt` is called
+/// until it returns true. Otherwise it puts into its argument which work must be done first, all of it, as
+/// far as that is in a stream. No thread is held up by an attempt. To TSan this orders nothing.
+uint64_t enqueue_attempts(cudaStream_t stream, const char* name,
+                          std::function<bool(std::vector<Need>&)> attempt);
 
 /// What a library call reads and writes, for TSan; to be called in its work.
 void will_read(const void* data, size_t bytes);
