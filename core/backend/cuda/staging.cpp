@@ -67,9 +67,9 @@ class Buffers {
       return buffer.data != nullptr ? buffer : make();
     }
     if (idle_.empty()) return make();
+    if (!ready) wait_for(idle_.front().done);
     const Buffer buffer = idle_.front();
     idle_.pop_front();
-    if (!ready) wait_for(buffer.done);
     return buffer;
   }
   void give_back(const Buffer& buffer) { idle_.push_back(buffer); }
@@ -90,6 +90,21 @@ class Buffers {
   size_t num_buffers_ = 0;
 };
 
+/// A buffer in use. An error gives it back with its copy on the way, which the next user waits for.
+class Lease {
+ public:
+  explicit Lease(Buffers& buffers) : buffers_(buffers), buffer_(buffers.take()) {}
+  ~Lease() { buffers_.give_back(buffer_); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  char* data() const { return buffer_.data; }
+  cudaEvent_t done() const { return buffer_.done; }
+
+ private:
+  Buffers& buffers_;
+  Buffer buffer_;
+};
+
 /// For a copy of so many bytes; a large one is cut into parts.
 Buffers& buffers_for(int64_t bytes) {
   static auto* small_abandoned = new Abandoned;  // leaked: threads may end late
@@ -105,45 +120,42 @@ void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t stre
   Buffers& buffers = buffers_for(bytes);
   for (int64_t at = 0; at < bytes; at += buffers.bytes()) {
     const auto part = static_cast<size_t>(std::min(buffers.bytes(), bytes - at));
-    const Buffer buffer = buffers.take();
-    std::memcpy(buffer.data, static_cast<const char*>(from) + at, part);
+    const Lease buffer(buffers);
+    std::memcpy(buffer.data(), static_cast<const char*>(from) + at, part);
     SHOAL_CUDA_CALL(
-        cudaMemcpyAsync(static_cast<char*>(to) + at, buffer.data, part, cudaMemcpyHostToDevice, stream));
-    SHOAL_CUDA_CALL(cudaEventRecord(buffer.done, stream));
-    buffers.give_back(buffer);
+        cudaMemcpyAsync(static_cast<char*>(to) + at, buffer.data(), part, cudaMemcpyHostToDevice, stream));
+    SHOAL_CUDA_CALL(cudaEventRecord(buffer.done(), stream));
   }
 }
 
 void copy_to_host(std::initializer_list<ToHost> copies, cudaStream_t stream) {
   struct Part {
-    Buffers* buffers;
-    Buffer buffer;
+    Part(Buffers& buffers, char* its_to, size_t its_bytes) : buffer(buffers), to(its_to), bytes(its_bytes) {}
+    Lease buffer;
     char* to;
     size_t bytes;
   };
   constexpr size_t kMostParts = 4;
   std::deque<Part> on_the_way;
   const auto empty_first = [&] {
-    const Part part = on_the_way.front();
+    const Part& part = on_the_way.front();
+    std::memcpy(part.to, part.buffer.data(), part.bytes);
     on_the_way.pop_front();
-    std::memcpy(part.to, part.buffer.data, part.bytes);
-    part.buffers->give_back(part.buffer);
   };
   for (const ToHost& copy : copies) {
     Buffers& buffers = buffers_for(copy.bytes);
     for (int64_t at = 0; at < copy.bytes; at += buffers.bytes()) {
       const auto size = static_cast<size_t>(std::min(buffers.bytes(), copy.bytes - at));
-      const Buffer buffer = buffers.take();
-      SHOAL_CUDA_CALL(cudaMemcpyAsync(buffer.data, static_cast<const char*>(copy.from) + at, size,
+      const Lease& buffer = on_the_way.emplace_back(buffers, static_cast<char*>(copy.to) + at, size).buffer;
+      SHOAL_CUDA_CALL(cudaMemcpyAsync(buffer.data(), static_cast<const char*>(copy.from) + at, size,
                                       cudaMemcpyDeviceToHost, stream));
-      SHOAL_CUDA_CALL(cudaEventRecord(buffer.done, stream));
-      on_the_way.push_back({&buffers, buffer, static_cast<char*>(copy.to) + at, size});
+      SHOAL_CUDA_CALL(cudaEventRecord(buffer.done(), stream));
       if (on_the_way.size() < kMostParts) continue;
-      wait_for(on_the_way.front().buffer.done);
+      wait_for(on_the_way.front().buffer.done());
       empty_first();
     }
   }
-  if (!on_the_way.empty()) wait_for(on_the_way.back().buffer.done);
+  if (!on_the_way.empty()) wait_for(on_the_way.back().buffer.done());
   while (!on_the_way.empty()) empty_first();
 }
 
