@@ -153,7 +153,9 @@ class PassEstimate {
   }
 
   BlockBytes moe_layer() const {
-    const auto K = static_cast<double>(o_.moe.top_k), E = static_cast<double>(o_.moe.num_experts);
+    const auto E = static_cast<double>(o_.moe.num_experts);
+    double K = static_cast<double>(o_.moe.top_k);  // rows of each token
+    if (o_.moe.pad_to_capacity) K = std::min(K * o_.moe.capacity_factor, E);
     FfnBytes routed = ffn(K, o_.expert_hidden(), E / shape_.ep);
     routed.output = K * x_D_;  // in the memory of the experts' results
     const double index = 3 * 8 * K;
@@ -163,7 +165,7 @@ class PassEstimate {
     else
       routed.made_input += K * x_D_;
     // Logits, scores, ids twice, weights.
-    const double router = 2 * E * stats_ + K * (8 + stats_);
+    const double router = 2 * E * stats_ + static_cast<double>(o_.moe.top_k) * (8 + stats_);
     BlockBytes b{router + index + rows + routed.output + kept(routed), work(routed)};
     if (o_.shared_hidden() > 0) {
       const FfnBytes shared = ffn(1, o_.shared_hidden(), 1);

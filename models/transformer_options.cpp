@@ -206,6 +206,8 @@ void TransformerOptions::check(const std::string& path, const ConfigNode& root, 
     const std::string problem = options->problem(moe.num_experts, moe.top_k);
     if (!problem.empty()) add("moe.router", problem);
   }
+  if (moe.pad_to_capacity && moe.capacity_factor == 0)
+    add("moe.pad_to_capacity", "expected a moe.capacity_factor above 0: without one there is no capacity");
   for (const int64_t l : moe.layers) {
     if (l < 0 || l >= layers)
       add("moe.layers", str("expected layers 0..", layers - 1, ", got ", l, "; layers count from 0"));

@@ -6,14 +6,19 @@
 
 namespace shoal {
 
-/// The assignments (token, choice) of ids_TK (i32; -1: dropped) sorted by id, then token, then choice.
-/// Written: counts_E; slots_TK: the row of each assignment, -1 when dropped; row_N and choice_N (T K
-/// elements, of which the first sum of counts_E are written): token and choice of each row. All i64. An id
-/// that is neither -1 nor below E is an Error; on a cuda device it counts as dropped, and the next wait for
-/// the device throws.
+/// The assignments (token, choice) of ids_TK (i32; -1: dropped) sorted by id, or by the place of the id, then
+/// token, then choice. Written: counts_E; slots_TK: the row of each assignment, -1 when dropped; row_N and
+/// choice_N: token and choice of each row. All i64. An id that is neither -1 nor below E is an Error; on a
+/// cuda device it counts as dropped, and the next wait for the device throws.
 struct SortAssignments {
   Tensor ids_TK;
   Tensor counts_E, slots_TK, row_N, choice_N;
+  Tensor
+      place_E;  // i32, a permutation of 0 .. E - 1: the place of each id in the order; undefined: as they are
+  /// 0: rows follow each other; row_N and choice_N have T K elements, of which the first sum of counts_E are
+  /// written. Otherwise every id has this many rows: row_N and choice_N have E rows_each elements, and -1 in
+  /// rows without an assignment. One assignment more of an id is an Error, as above.
+  int64_t rows_each = 0;
 };
 inline constinit Kernel<void(const SortAssignments&)> sort_assignments_fwd(
     "sort_assignments_fwd", [](const SortAssignments& s) {

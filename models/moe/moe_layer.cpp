@@ -36,6 +36,9 @@ void MoeOptions::fields(FieldVisitor& v) {
     "tokens that share a capacity; micro_batch depends on the parallel layout and is there for comparison "
     "with others",
     one_of({"sequence", "micro_batch"}));
+  v("pad_to_capacity", pad_to_capacity,
+    "every expert gets as many rows as it has room for, zeros where tokens are missing: more is sent and "
+    "computed, but a GPU is never waited for. Needs capacity_factor; training only");
   v.choice("router", router, RouterRegistry::instance(), "how experts are chosen");
 }
 
@@ -158,16 +161,39 @@ Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
   return y_TD;
 }
 
+int64_t MoeLayer::rows_each(const ModelBatch& batch, const ForwardContext& context) const {
+  if (!options_.pad_to_capacity || context.pass == Pass::evaluate) return Dispatcher::kAsNeeded;
+  const int64_t num_tokens = batch.batch * batch.seq;
+  const int64_t group = options_.capacity_scope == "sequence" ? batch.seq : num_tokens;
+  if (num_tokens == 0) return 0;
+  const int64_t capacity =
+      expert_capacity(options_.capacity_factor, options_.top_k, group, options_.num_experts);
+  return num_tokens / group * capacity;
+}
+
+MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each) {
+  const auto shared = [&] { return shared_ ? shared_forward(x_TD) : Tensor{}; };
+  if (const auto parts = dispatcher_->dispatch_parts(x_TD, routing.expert_ids_TK, rows_each)) {
+    Tensor shared_TD = shared();
+    for (int64_t i = 0; i < parts->num_parts(); i++) {
+      const Dispatched received = parts->arrive(i);
+      parts->send_back(i, experts_->forward(received.x_RD, received.rows_per_expert));
+    }
+    return {parts->combine(routing.weights_TK), shared_TD};
+  }
+  Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, routing.expert_ids_TK, rows_each);
+  Tensor shared_TD = shared();  // while the rows travel
+  const Dispatched received = std::move(sent).wait();
+  const Tensor y_RD = experts_->forward(received.x_RD, received.rows_per_expert);
+  return {dispatcher_->combine(y_RD, routing.weights_TK, received.plan).wait(), shared_TD};
+}
+
 MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
                                    const ForwardContext& context) {
   const ProfileScope scope("moe", -1, "dispatch, combine");
   const Routing routing = route(x_TD, batch, context);
-  Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, routing.expert_ids_TK);
-  Tensor shared_TD = shared_ ? shared_forward(x_TD) : Tensor{};  // while the rows travel
-  const Dispatched received = std::move(sent).wait();
-  const Tensor y_RD = experts_->forward(received.x_RD, received.rows_per_expert);
-  Tensor y_TD = dispatcher_->combine(y_RD, routing.weights_TK, received.plan).wait();
-  if (shared_TD.defined()) y_TD = add(y_TD, shared_TD);
+  const auto [routed_TD, shared_TD] = compute(x_TD, routing, rows_each(batch, context));
+  const Tensor y_TD = shared_TD.defined() ? add(routed_TD, shared_TD) : routed_TD;
   return {y_TD, routing.aux_loss, routing.z_loss};
 }
 

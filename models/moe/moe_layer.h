@@ -25,6 +25,7 @@ struct MoeOptions {
   double capacity_factor = 0;
   std::string drop_policy = "position";
   std::string capacity_scope = "sequence";
+  bool pad_to_capacity = false;
   Choice router{"top_k", nullptr};
   void fields(FieldVisitor& v);
   bool is_moe_layer(int64_t layer) const;
@@ -81,7 +82,14 @@ class MoeLayer final : public Module {
  private:
   Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
   void count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch);
+  /// Rows that each expert has for the tokens of this rank, or Dispatcher::kAsNeeded.
+  int64_t rows_each(const ModelBatch& batch, const ForwardContext& context) const;
   Tensor shared_forward(const Tensor& x_TD) const;
+  /// All experts' results of x and the shared expert's, each undefined when there is none.
+  struct Results {
+    Tensor routed_TD, shared_TD;
+  };
+  Results compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each);
 
   MoeOptions options_;
   MoeShape shape_;

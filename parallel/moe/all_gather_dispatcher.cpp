@@ -77,7 +77,12 @@ class AllGatherDispatcher final : public Dispatcher {
                 ") ranks");
   }
 
-  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) override {
+  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK, int64_t rows_each) override {
+    if (rows_each != kAsNeeded) {
+      throw UsageError(
+          "config parallel.dispatcher: all_gather cannot send as many rows as an expert has room for "
+          "(model.moe.pad_to_capacity); use all_to_all, or local with ep: 1");
+    }
     const std::shared_ptr<const AllGatherPlan> plan = make_plan(expert_ids_TK);
     SHOAL_CHECK(x_TD.dims() == 2 && x_TD.size(0) == expert_ids_TK.size(0),
                 "all_gather dispatcher: expected x [T, D] with the T of expert_ids_TK ",

@@ -1,14 +1,33 @@
 // Rows go straight to the ranks of their experts: counts first, then the rows in one exchange with variable
-// counts, then (when a rank holds several experts and hears from several ranks) into expert order.
+// counts, then (when a rank holds several experts and hears from several ranks) into expert order. With
+// `chunks` the experts of each rank are cut into parts, and there is an exchange for each: rows are sent in
+// the order of parts, then ranks, then experts. An expert sees the same rows in the same order.
+#include <algorithm>
+#include <numeric>
+#include <span>
+
 #include "core/nn/placement.h"
 #include "core/ops/permute.h"
 #include "parallel/collective_ops.h"
 #include "parallel/moe/dispatch_plan.h"
 #include "parallel/moe/dispatcher.h"
+#include "parallel/moe/parted_exchange.h"
 
 namespace shoal {
 
 namespace {
+
+struct AllToAllOptions final : Options {
+  int64_t chunks = 1;
+  void fields(FieldVisitor& v) override {
+    v("chunks", chunks,
+      "the experts of a rank take turns in at most so many parts, and the rows of one part travel while "
+      "another "
+      "one is computed; the same bits for any number. Pays where something carries rows while a rank "
+      "computes",
+      in_range(1, 64));
+  }
+};
 
 struct AllToAllPlan final : DispatchPlan {
   SortedAssignments sorted;  // the rows sent, by expert: so by rank too, as ranks hold consecutive experts
@@ -16,70 +35,209 @@ struct AllToAllPlan final : DispatchPlan {
   ArrivalOrder arrival;
 };
 
+/// Rows in the order of arrival -> in the order of use, and back.
+Tensor in_order(const Tensor& x, const ArrivalOrder& arrival) {
+  return arrival.identity ? x : permute_rows(x, arrival.index_R, arrival.inverse_R);
+}
+Tensor as_arrived(const Tensor& y, const ArrivalOrder& arrival) {
+  return arrival.identity ? y : permute_rows(y, arrival.inverse_R, arrival.index_R);
+}
+Tensor combine_sorted(const Tensor& y_ND, const Tensor& weights_TK, const SortedAssignments& s) {
+  return combine_rows(y_ND, weights_TK, s.slots_TK, s.row_N, s.choice_N);
+}
+
+class AllToAllParts final : public DispatchedParts {
+ public:
+  struct Part {
+    ShardRange experts;  // local
+    ArrivalOrder arrival;
+  };
+  AllToAllParts(SortedAssignments sorted, std::vector<Part> parts, int64_t num_local)
+      : sorted_(std::move(sorted)), parts_(std::move(parts)), num_local_(num_local) {}
+  void start(const Tensor& x_ND, SharedExchange exchange) {
+    exchange_ = std::move(exchange);
+    handles_ = spread_rows(exchange_, x_ND);
+  }
+
+  int64_t num_parts() const override { return std::ssize(parts_); }
+  Dispatched arrive(int64_t part) override {
+    const Part& p = parts_.at(static_cast<size_t>(part));
+    Dispatched d;
+    d.x_RD = in_order(arrived_rows(exchange_, part, handles_.at(static_cast<size_t>(part))), p.arrival);
+    d.rows_per_expert.assign(static_cast<size_t>(num_local_), 0);
+    std::ranges::copy(p.arrival.rows_per_expert, d.rows_per_expert.begin() + p.experts.begin);
+    return d;
+  }
+  void send_back(int64_t part, const Tensor& y_RD) override {
+    const Part& p = parts_.at(static_cast<size_t>(part));
+    last_handle_ = send_rows_back(exchange_, part, as_arrived(y_RD, p.arrival), last_handle_);
+  }
+  Tensor combine(const Tensor& weights_TK) override {
+    return combine_sorted(collect_rows(exchange_, last_handle_), weights_TK, sorted_);
+  }
+
+ private:
+  SortedAssignments sorted_;  // by part, then rank, then expert
+  std::vector<Part> parts_;
+  int64_t num_local_;
+  SharedExchange exchange_;
+  std::vector<Tensor> handles_;
+  Tensor last_handle_;
+};
+
 class AllToAllDispatcher final : public Dispatcher {
  public:
-  explicit AllToAllDispatcher(const DispatcherContext& context)
+  AllToAllDispatcher(const AllToAllOptions& options, const DispatcherContext& context)
       : group_(context.group), num_experts_(context.num_experts) {
     SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
                 "all_to_all dispatcher: expected an ep group of at most num_experts (", num_experts_,
                 ") ranks");
     for (int r = 0; r < group_->size(); r++) {
-      const ShardRange shard = shard_range(num_experts_, {r, group_->size()});
+      const ShardRange shard = experts_of(r);
       experts_per_rank_.push_back(shard.end - shard.begin);
     }
+    num_parts_ = group_->size() == 1 ? 1 : std::min(options.chunks, std::ranges::min(experts_per_rank_));
   }
 
-  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) override {
+  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK, int64_t rows_each) override {
     auto plan = std::make_shared<AllToAllPlan>();
-    plan->sorted = sort_assignments(expert_ids_TK, num_experts_);
+    plan->sorted = sort(expert_ids_TK, rows_each, {});
     plan->send_rows = rows_per_rank(plan->sorted.counts_E, group_->size());
-    // The counts travel while the rows are being put in order.
-    const int64_t num_local = experts_per_rank_[static_cast<size_t>(group_->rank())];
-    const Tensor counts = Tensor::from(plan->sorted.counts_E, {num_experts_});
-    const Tensor arriving = Tensor::empty({group_->size() * num_local}, DType::i64);
-    const std::vector<int64_t> local_per_rank(static_cast<size_t>(group_->size()), num_local);
-    Work counts_sent = group_->all_to_all(counts, arriving, experts_per_rank_, local_per_rank);
+    Counts counts = send_counts(plan->sorted.counts_E);
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
-    counts_sent.wait();
-    plan->arrival = order_arrivals({arriving.data<int64_t>(), static_cast<size_t>(arriving.numel())},
-                                   group_->size(), num_local, x_TD.device());
+    plan->arrival = arrival_of(0, counts.wait(), num_local(), x_TD.device(), rows_each);
     if (group_->size() == 1) {
       Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, plan};
       return Pending<Dispatched>([dispatched] { return dispatched; });
     }
     const StartedExchange rows = all_to_all_start(x_ND, *group_, plan->send_rows, plan->arrival.recv_rows);
     return Pending<Dispatched>([rows, plan] {
-      const ArrivalOrder& arrival = plan->arrival;
-      Tensor x = all_to_all_wait(rows);
-      if (!arrival.identity) x = permute_rows(x, arrival.index_R, arrival.inverse_R);
-      return Dispatched{x, arrival.rows_per_expert, plan};
+      const Tensor x = in_order(all_to_all_wait(rows), plan->arrival);
+      return Dispatched{x, plan->arrival.rows_per_expert, plan};
     });
   }
 
   Pending<Tensor> combine(const Tensor& y_RD, const Tensor& weights_TK,
                           const std::shared_ptr<const DispatchPlan>& plan) override {
     const auto& p = plan_of<AllToAllPlan>(plan, "all_to_all");
-    Tensor y = y_RD;
-    if (!p.arrival.identity) y = permute_rows(y, p.arrival.inverse_R, p.arrival.index_R);
+    const Tensor y = as_arrived(y_RD, p.arrival);
     auto finish = [weights_TK, plan](const Tensor& y_ND) {
-      const SortedAssignments& s = plan_of<AllToAllPlan>(plan, "all_to_all").sorted;
-      return combine_rows(y_ND, weights_TK, s.slots_TK, s.row_N, s.choice_N);
+      return combine_sorted(y_ND, weights_TK, plan_of<AllToAllPlan>(plan, "all_to_all").sorted);
     };
     if (group_->size() == 1) return Pending<Tensor>([y, finish] { return finish(y); });
     const StartedExchange rows = all_to_all_start(y, *group_, p.arrival.recv_rows, p.send_rows);
     return Pending<Tensor>([rows, finish] { return finish(all_to_all_wait(rows)); });
   }
 
+  std::unique_ptr<DispatchedParts> dispatch_parts(const Tensor& x_TD, const Tensor& expert_ids_TK,
+                                                  int64_t rows_each) override {
+    if (num_parts_ == 1) return nullptr;
+    const Device device = x_TD.device();
+    SortedAssignments sorted = sort(expert_ids_TK, rows_each, place_on(device));
+    Counts counts = send_counts(sorted.counts_E);
+    const Tensor x_ND = gather_rows(x_TD, sorted.row_N, sorted.slots_TK);
+    const std::span<const int64_t> arriving = counts.wait();
+    std::vector<AllToAllParts::Part> parts;
+    std::vector<PartRows> rows;
+    for (int64_t part = 0; part < num_parts_; part++) {
+      const ShardRange own = part_of(num_local(), part);
+      std::vector<int64_t> of_part;  // by source, then expert
+      for (int64_t source = 0; source < group_->size(); source++) {
+        const auto from = arriving.begin() + source * num_local();
+        of_part.insert(of_part.end(), from + own.begin, from + own.end);
+      }
+      parts.push_back({own, arrival_of(part, of_part, own.end - own.begin, device, rows_each)});
+      rows.push_back({sent_rows(sorted.counts_E, part), parts.back().arrival.recv_rows});
+    }
+    auto result = std::make_unique<AllToAllParts>(std::move(sorted), std::move(parts), num_local());
+    result->start(x_ND, std::make_shared<PartedExchange>(*group_, std::move(rows)));
+    return result;
+  }
+
  private:
+  /// The counts that travel while rows are being put in order.
+  struct Counts {
+    Tensor sent, arriving;
+    Work work;
+    std::span<const int64_t> wait() {
+      work.wait();
+      return {arriving.data<int64_t>(), static_cast<size_t>(arriving.numel())};
+    }
+  };
+
+  int64_t num_local() const { return experts_per_rank_[static_cast<size_t>(group_->rank())]; }
+  ShardRange experts_of(int rank) const { return shard_range(num_experts_, {rank, group_->size()}); }
+  /// Of the local experts of a rank.
+  ShardRange part_of(int64_t num_experts, int64_t part) const {
+    return shard_range(num_experts, {static_cast<int>(part), static_cast<int>(num_parts_)});
+  }
+
+  SortedAssignments sort(const Tensor& expert_ids_TK, int64_t rows_each, const Tensor& place_E) const {
+    return rows_each == kAsNeeded ? sort_assignments(expert_ids_TK, num_experts_, place_E)
+                                  : sort_padded(expert_ids_TK, num_experts_, rows_each, place_E);
+  }
+  /// Rows for the experts of a part, of each rank.
+  std::vector<int64_t> sent_rows(std::span<const int64_t> counts_E, int64_t part) const {
+    std::vector<int64_t> rows;
+    for (int r = 0; r < group_->size(); r++) {
+      const ShardRange experts = part_of(experts_per_rank_[static_cast<size_t>(r)], part);
+      const auto first = counts_E.begin() + experts_of(r).begin;
+      rows.push_back(std::accumulate(first + experts.begin, first + experts.end, int64_t{0}));
+    }
+    return rows;
+  }
+  Counts send_counts(const std::vector<int64_t>& counts_E) {
+    const int64_t ranks = group_->size();
+    Counts counts{
+        Tensor::from(counts_E, {num_experts_}), Tensor::empty({ranks * num_local()}, DType::i64), {}};
+    const std::vector<int64_t> local_per_rank(static_cast<size_t>(ranks), num_local());
+    counts.work = group_->all_to_all(counts.sent, counts.arriving, experts_per_rank_, local_per_rank);
+    return counts;
+  }
+  /// Padded counts are mostly those of the dispatch before, and so is the order.
+  ArrivalOrder arrival_of(int64_t part, std::span<const int64_t> counts, int64_t num_experts, Device device,
+                          int64_t rows_each) {
+    if (rows_each == kAsNeeded) return order_arrivals(counts, group_->size(), num_experts, device);
+    known_.resize(static_cast<size_t>(num_parts_));
+    KnownOrder& known = known_[static_cast<size_t>(part)];
+    if (!std::ranges::equal(known.counts, counts) || known.device != device)
+      known = {{counts.begin(), counts.end()},
+               device,
+               order_arrivals(counts, group_->size(), num_experts, device)};
+    return known.arrival;
+  }
+  /// The place of each expert when they are ordered by part, then rank.
+  const Tensor& place_on(Device device) {
+    if (place_E_.defined() && place_E_.device() == device) return place_E_;
+    std::vector<int32_t> place(static_cast<size_t>(num_experts_));
+    int32_t next = 0;
+    for (int64_t part = 0; part < num_parts_; part++) {
+      for (int r = 0; r < group_->size(); r++) {
+        const ShardRange experts = part_of(experts_per_rank_[static_cast<size_t>(r)], part);
+        for (int64_t e = experts.begin; e < experts.end; e++)
+          place[static_cast<size_t>(experts_of(r).begin + e)] = next++;
+      }
+    }
+    place_E_ = Tensor::from(place, {num_experts_}, device);
+    return place_E_;
+  }
+
+  struct KnownOrder {
+    std::vector<int64_t> counts;
+    Device device;
+    ArrivalOrder arrival;
+  };
   Communicator* group_;
-  int64_t num_experts_;
+  int64_t num_experts_, num_parts_ = 1;
   std::vector<int64_t> experts_per_rank_;
+  std::vector<KnownOrder> known_;  // of each part
+  Tensor place_E_;
 };
 
-const bool registered = DispatcherRegistry::add<NoOptions>(
+const bool registered = DispatcherRegistry::add<AllToAllOptions>(
     "all_to_all", "each row goes only to the rank of its expert (variable counts)",
-    [](const NoOptions&, const DispatcherContext& context) {
-      return std::make_unique<AllToAllDispatcher>(context);
+    [](const AllToAllOptions& options, const DispatcherContext& context) {
+      return std::make_unique<AllToAllDispatcher>(options, context);
     });
 
 }  // namespace

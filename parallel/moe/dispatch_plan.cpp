@@ -7,27 +7,53 @@
 
 namespace shoal {
 
-SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts) {
+namespace {
+
+/// rows_each: as for the kernel, 0: one row for each assignment.
+SortAssignments sort_on_device(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,
+                               const Tensor& place_E) {
   SHOAL_CHECK(expert_ids_TK.dtype() == DType::i32 && expert_ids_TK.dims() == 2,
               "dispatch: expected expert_ids_TK i32 [T, K], got ", expert_ids_TK.dtype(), ' ',
               expert_ids_TK.shape());
   const Device device = expert_ids_TK.device();
-  const int64_t num_slots = expert_ids_TK.numel();
+  const int64_t num_rows = rows_each > 0 ? num_experts * rows_each : expert_ids_TK.numel();
   const auto empty = [&](const Shape& shape) { return Tensor::empty(shape, DType::i64, device); };
-  const SortAssignments sort{expert_ids_TK, empty({num_experts}), empty(expert_ids_TK.shape()),
-                             empty({num_slots}), empty({num_slots})};
+  const SortAssignments sort{expert_ids_TK,     empty({num_experts}), empty(expert_ids_TK.shape()),
+                             empty({num_rows}), empty({num_rows}),    place_E,
+                             rows_each};
   sort_assignments_fwd(device, sort);
+  return sort;
+}
+
+}  // namespace
+
+SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts, const Tensor& place_E) {
+  const SortAssignments sort = sort_on_device(expert_ids_TK, num_experts, 0, place_E);
   SortedAssignments sorted;
   sorted.counts_E = sort.counts_E.to_vector<int64_t>();
   const int64_t num_rows = std::accumulate(sorted.counts_E.begin(), sorted.counts_E.end(), int64_t{0});
   sorted.row_N = sort.row_N.rows(0, num_rows);
   sorted.choice_N = sort.choice_N.rows(0, num_rows);
   sorted.slots_TK = sort.slots_TK;
-  if (num_rows < num_slots / 2) {  // most are dropped: do not keep room for them
+  if (num_rows < expert_ids_TK.numel() / 2) {  // most are dropped: do not keep room for them
     sorted.row_N = sorted.row_N.clone();
     sorted.choice_N = sorted.choice_N.clone();
   }
   return sorted;
+}
+
+SortedAssignments sort_padded(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,
+                              const Tensor& place_E) {
+  SHOAL_CHECK(rows_each > 0 || (rows_each == 0 && expert_ids_TK.numel() == 0),
+              "padded dispatch: expected at least one row for each expert, or no tokens, got ", rows_each,
+              " rows and ids ", expert_ids_TK.shape());
+  std::vector<int64_t> counts_E(static_cast<size_t>(num_experts), rows_each);
+  if (rows_each == 0) {
+    const Tensor none = Tensor::empty({0}, DType::i64, expert_ids_TK.device());
+    return {std::move(counts_E), none, none, none.view(expert_ids_TK.shape())};
+  }
+  const SortAssignments sort = sort_on_device(expert_ids_TK, num_experts, rows_each, place_E);
+  return {std::move(counts_E), sort.row_N, sort.choice_N, sort.slots_TK};
 }
 
 std::vector<int64_t> rows_per_rank(std::span<const int64_t> counts_E, int num_ranks) {

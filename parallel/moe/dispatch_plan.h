@@ -34,9 +34,15 @@ struct SortedAssignments {
 
   int64_t num_rows() const { return row_N.numel(); }
 };
-/// expert_ids_TK: i32 in [-1, num_experts); throws Error naming the first other value. Waits for the device:
-/// the host needs the counts, for the sizes of what is sent and for the experts' products.
-SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts);
+/// expert_ids_TK: i32 in [-1, num_experts); throws Error naming the first other value. place_E (i32, on the
+/// device; undefined: 0, 1, ...): the place of each expert in the order. Waits for the device: the host needs
+/// the counts, for the sizes of what is sent and for the experts' products.
+SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts,
+                                   const Tensor& place_E = {});
+/// The same with exactly rows_each rows for each expert, of which those without an assignment have token and
+/// choice -1; an expert must not have more assignments. Does not wait.
+SortedAssignments sort_padded(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,
+                              const Tensor& place_E = {});
 
 /// Sums of consecutive counts: what each rank's experts get.
 std::vector<int64_t> rows_per_rank(std::span<const int64_t> counts_E, int num_ranks);

@@ -22,17 +22,43 @@ struct Dispatched {
   std::shared_ptr<const DispatchPlan> plan;
 };
 
+/// Rows that come and go in parts: those of some local experts at a time, so that a part is on its way while
+/// the experts of another one work. Parts are used in turn: arrive(0), send_back(0), arrive(1), ...
+/// Collective.
+class DispatchedParts {
+ public:
+  virtual ~DispatchedParts() = default;
+  virtual int64_t num_parts() const = 0;
+  /// As Dispatcher::dispatch; rows_per_expert is 0 for the experts of other parts.
+  virtual Dispatched arrive(int64_t part) = 0;
+  virtual void send_back(int64_t part, const Tensor& y_RD) = 0;
+  /// As Dispatcher::combine, when all parts have been sent back.
+  virtual Tensor combine(const Tensor& weights_TK) = 0;
+};
+
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  /// expert_ids_TK: i32 global expert of each choice, -1 = dropped (costs nothing). Collective over the ep
-  /// group, whatever the counts. Work recorded before wait() overlaps with the exchange, in forward and in
-  /// backward.
-  virtual Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) = 0;
+  static constexpr int64_t kAsNeeded = -1;
+  /// expert_ids_TK: i32 global expert of each choice, -1 = dropped (costs nothing). rows_each: of each expert
+  /// for the tokens of this rank, with zeros in rows that no token needs: then the host need not know how
+  /// many do, and does not wait for the device. Ranks may have different numbers. Or kAsNeeded. Collective
+  /// over the ep group, whatever the counts. Work recorded before wait() overlaps with the exchange, in
+  /// forward and in backward.
+  virtual Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK,
+                                       int64_t rows_each) = 0;
+  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) {
+    return dispatch(x_TD, expert_ids_TK, kAsNeeded);
+  }
   /// y_TD[t] = sum over choices k, in order, of weights_TK[t, k] * (row of y that belongs to (t, k)).
   /// Collective.
   virtual Pending<Tensor> combine(const Tensor& y_RD, const Tensor& weights_TK,
                                   const std::shared_ptr<const DispatchPlan>& plan) = 0;
+  /// Dispatch and combine in parts, where the dispatcher's options ask for that; null: they do not.
+  virtual std::unique_ptr<DispatchedParts> dispatch_parts(const Tensor&, const Tensor& /*expert_ids_TK*/,
+                                                          int64_t /*rows_each*/) {
+    return nullptr;
+  }
 };
 
 struct DispatcherContext {

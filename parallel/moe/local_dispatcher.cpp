@@ -21,9 +21,10 @@ class LocalDispatcher final : public Dispatcher {
     }
   }
 
-  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK) override {
+  Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK, int64_t rows_each) override {
     auto plan = std::make_shared<LocalPlan>();
-    plan->sorted = sort_assignments(expert_ids_TK, num_experts_);
+    plan->sorted = rows_each == kAsNeeded ? sort_assignments(expert_ids_TK, num_experts_)
+                                          : sort_padded(expert_ids_TK, num_experts_, rows_each);
     Dispatched dispatched{gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK), plan->sorted.counts_E,
                           plan};
     return Pending<Dispatched>([dispatched] { return dispatched; });

@@ -17,11 +17,16 @@ Tensor ids_of(int64_t tokens, int64_t top_k, int64_t experts) {
 }
 
 /// counts, slots, rows, choices; what is beyond the rows that exist is 0.
-Tensors sorted(const Tensor& ids, int64_t experts) {
+Tensors sorted(const Tensor& ids, int64_t experts, const Tensor& place_E = {}, int64_t rows_each = 0) {
   const Device device = ids.device();
-  const SortAssignments s{
-      ids, Tensor::empty({experts}, DType::i64, device), Tensor::empty(ids.shape(), DType::i64, device),
-      Tensor::zeros({ids.numel()}, DType::i64, device), Tensor::zeros({ids.numel()}, DType::i64, device)};
+  const int64_t rows = rows_each > 0 ? experts * rows_each : ids.numel();
+  const SortAssignments s{ids,
+                          Tensor::empty({experts}, DType::i64, device),
+                          Tensor::empty(ids.shape(), DType::i64, device),
+                          Tensor::zeros({rows}, DType::i64, device),
+                          Tensor::zeros({rows}, DType::i64, device),
+                          place_E,
+                          rows_each};
   sort_assignments_fwd(device, s);
   return {s.counts_E, s.slots_TK, s.row_N, s.choice_N};
 }
@@ -48,6 +53,36 @@ TEST(CudaAssignments, AreSortedLikeThoseOfTheCpu) {
   const Tensors got = all_to(sorted(large[0].to(kCuda), 64), kCpu), want = sorted(large[0], 64);
   for (size_t i = 0; i < got.size(); i++) EXPECT_TRUE(same_bits(got[i], want[i])) << "result " << i;
 #endif
+}
+
+TEST(CudaAssignments, ExpertsMayHaveAnOrderAndRowsOfTheirOwn) {
+  const NarrowLaunches narrow;
+  for (const int64_t experts : {1, 7, 40}) {
+    std::vector<int32_t> place;  // from the last to the first, but for one
+    for (int64_t e = 0; e < experts; e++) place.push_back(static_cast<int32_t>(experts - 1 - e));
+    std::swap(place.front(), place[static_cast<size_t>(experts / 2)]);
+    const Tensors inputs = {ids_of(90, 2, experts), Tensor::from(place, {experts})};
+    for (const bool ordered : {false, true}) {
+      for (const int64_t rows_each : {0, 180}) {
+        const auto body = [&](const Tensors& in) {
+          return sorted(in[0], experts, ordered ? in[1] : Tensor{}, rows_each);
+        };
+        const Tensors got = device_results(inputs, body), want = body(inputs);
+        for (size_t i = 0; i < got.size(); i++)
+          EXPECT_TRUE(same_bits(got[i], want[i])) << experts << ", " << rows_each << ", result " << i;
+      }
+    }
+  }
+}
+
+TEST(CudaAssignments, AnExpertWithoutRoomIsReported) {
+  const Tensors got = sorted(Tensor::from(std::vector<int32_t>{1, 0, 1, 1}, {4, 1}, kCuda), 2, {}, 2);
+  EXPECT_NE(error_of([&] {
+              got[0].to_vector<int64_t>();
+            }).find("dispatch: an expert has more assignments than rows of its own (position 3)"),
+            std::string::npos);
+  EXPECT_EQ(got[1].to_vector<int64_t>(), (std::vector<int64_t>{2, 0, 3, -1}));
+  EXPECT_EQ(got[2].to_vector<int64_t>(), (std::vector<int64_t>{1, -1, 0, 2}));
 }
 
 TEST(CudaAssignments, AnIdThatIsNoExpertIsReportedAndCountsAsDropped) {

@@ -1,7 +1,10 @@
 // Dispatch and combine of rows on a device, by every dispatcher.
 #include "parallel/moe/dispatcher.h"
 
+#include "core/tensor/stream.h"
+#include "parallel/device_world.h"
 #include "parallel/staged_communicator.h"
+#include "tests/cuda/standin/streams.h"
 #include "tests/parallel/communicator_suite.h"
 #include "tests/parallel/moe/dispatcher_suite.h"
 #include "tests/support/error_of.h"
@@ -11,6 +14,7 @@ namespace shoal {
 namespace {
 
 using testing::DispatchResult;
+using testing::DispatchWay;
 using testing::equal_bits;
 using testing::error_of;
 using testing::routing_cases;
@@ -39,11 +43,45 @@ TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
     for (const char* kind : {"all_to_all", "all_gather"})
       expect_same(run_dispatch(*staged, kind, c, DType::f32, kCuda),
                   run_dispatch(*world, kind, c, DType::f32));
+    const DispatchWay way{.chunks = 2, .padded = true};
+    expect_same(run_dispatch(*staged, "all_to_all", c, DType::f32, kCuda, way),
+                run_dispatch(*world, "all_to_all", c, DType::f32, {}, way));
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaDispatchers, ::testing::ValuesIn(routing_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(CudaDispatcher, PartsHaveTheBitsOfTheWholeWheneverStreamsRun) {
+  using standin::Policy;
+  std::vector<standin::Options> policies = {{Policy::lazy, 0, 1}};
+  for (const int stream : {1, 2}) policies.push_back({Policy::favour, stream, 1});
+  for (const uint64_t seed : {1, 2, 3}) policies.push_back({Policy::random, 0, seed});
+  for (const RoutingCase& c : routing_cases()) {
+    if (c.name != std::string("UnevenTokens") && c.name != std::string("EmptyExperts")) continue;
+    for (const standin::Options& policy : policies) {
+      standin::set_options(policy);
+      run_ranks(3, [&](const std::shared_ptr<Communicator>& host) {
+        const StreamScope own_stream(make_stream(kCuda));
+        const auto group = device_world(host, kCuda);
+        for (const bool padded : {false, true}) {
+          const DispatchResult whole =
+              run_dispatch(*group, "all_to_all", c, DType::f32, kCuda, {.padded = padded});
+          const DispatchResult parts =
+              run_dispatch(*group, "all_to_all", c, DType::f32, kCuda, {.chunks = 2, .padded = padded});
+          EXPECT_EQ(parts.rows_per_expert, whole.rows_per_expert);
+          EXPECT_TRUE(equal_bits(parts.x_RD, whole.x_RD)) << c.name;
+          EXPECT_TRUE(equal_bits(parts.y_TD, whole.y_TD)) << c.name;
+          EXPECT_TRUE(equal_bits(parts.dx_TD, whole.dx_TD)) << c.name;
+          EXPECT_TRUE(equal_bits(parts.dweights_TK, whole.dweights_TK)) << c.name;
+        }
+        device_runtime(kCuda.type).synchronize();
+        host->barrier();  // before the end of NCCL
+      });
+    }
+  }
+  standin::set_options({});
+}
 
 TEST(CudaDispatcher, RefusesAnIdThatIsNoExpertWhenTheCountsAreRead) {
   const RoutingCase c{"wrong", 4, 2, [](int) { return 3; },

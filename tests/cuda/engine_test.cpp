@@ -99,39 +99,92 @@ TEST_F(CudaEngine, LayoutsTrainAsOneRankOfTheCpu) {
   }
 }
 
-/// Waits of the host for the device in the second step of a model with `moe_layers` MoE layers.
-uint64_t waits_of_a_step(int64_t moe_layers, int64_t accumulation) {
-  ParityCase c{.dispatcher = "local", .balance = "bias", .dtype = DType::f32, .model = ""};
-  c.device = kCuda;
-  c.model = str("layers: ", moe_layers + 1);
-  const Mesh mesh(make_single_communicator(), ParallelLayout{});
-  EngineOptions options;
-  options.model = parity_model(c);
-  options.optimizer = parity_optimizer();
-  options.dispatcher = Choice{c.dispatcher, nullptr};
-  options.vocab_size = kParityVocab;
-  options.seq_len = kParitySeq;
-  options.device = kCuda;
-  TrainEngine engine(options, mesh);
-  std::vector<ModelBatch> batches;
-  for (int64_t a = 0; a < accumulation; a++) {
-    batches.push_back(parity_batch(a, 0, 2, kCuda));
-    batches.back().num_labels = batches.back().count_labels();  // as batches of the loader have it
-    batches.back().valid_T = {};
+// In more orders: CudaDispatcher.
+TEST_F(CudaEngine, ExpertsInPartsTrainWithTheBitsOfTheWhole) {
+  const CachedMemory cached;
+  ParityCase c{.ep = 2, .balance = "bias", .dtype = DType::bf16, .model = ""};
+  const ParityResult whole = run_on(kCuda, c, 2);
+  c.chunks = 3;
+  standin::set_options({Policy::lazy, 0, 1});
+  EXPECT_TRUE(same_result(run_on(kCuda, c, 2), whole, 0)) << c.name(2);
+}
+
+TEST_F(CudaEngine, PaddingToTheCapacityTrainsAsOnTheCpu) {
+  const ParityCase one{.dispatcher = "local", .balance = "bias", .capacity = "position", .model = ""};
+  const ParityResult want = run_on(kCpu, one);
+  for (const auto& [ranks, ep, chunks, policy] :
+       {std::tuple{1, 1, 1, Policy::lazy}, {2, 2, 1, Policy::random}, {2, 2, 2, Policy::lazy}}) {
+    const CachedMemory cached;
+    const ParityCase c{
+        .ep = ep, .balance = "bias", .capacity = "position", .model = "", .chunks = chunks, .pad = true};
+    standin::set_options({policy, 0, 1});
+    EXPECT_TRUE(same_result(run_on(kCuda, c, ranks), want, 1e-11)) << c.name(ranks);
   }
-  engine.step(batches, 1e-3);
-  const uint64_t before = standin::counts().host_waits;
-  engine.step(batches, 1e-3);
-  return standin::counts().host_waits - before;
+}
+
+/// A step as the steps below take it.
+struct StepCase {
+  int64_t moe_layers = 1, accumulation = 1;
+  int ranks = 1;  // ep too
+  ParityCase run = {.dispatcher = "local", .balance = "bias", .dtype = DType::f32, .model = ""};
+};
+
+/// Waits of the host for the device in the second step, of the last rank.
+uint64_t waits_of_a_step(StepCase step) {
+  ParityCase& c = step.run;
+  c.device = kCuda;
+  c.model = str("layers: ", step.moe_layers + 1);
+  uint64_t waits = 0;
+  run_ranks(step.ranks, [&](const std::shared_ptr<Communicator>& host) {
+    ParallelLayout layout;
+    layout.dp = layout.ep = step.ranks;
+    const Mesh mesh(device_world(host, kCuda), layout);
+    EngineOptions options;
+    options.model = parity_model(c);
+    options.optimizer = parity_optimizer();
+    options.dispatcher = parity_dispatcher(c);
+    options.vocab_size = kParityVocab;
+    options.seq_len = kParitySeq;
+    options.device = kCuda;
+    TrainEngine engine(options, mesh);
+    std::vector<ModelBatch> batches;
+    for (int64_t a = 0; a < step.accumulation; a++) {
+      batches.push_back(parity_batch(a, 2 * host->rank(), 2 * host->rank() + 2, kCuda));
+      batches.back().num_labels = batches.back().count_labels();  // as batches of the loader have it
+      batches.back().valid_T = {};
+    }
+    engine.step(batches, 1e-3);
+    const uint64_t before = standin::counts().host_waits;
+    engine.step(batches, 1e-3);
+    if (host->rank() + 1 == host->size()) waits = standin::counts().host_waits - before;
+  });
+  return waits;
 }
 
 TEST_F(CudaEngine, AStepWaitsForCountsOfDispatchesAndForTheSumsAtItsEndOnly) {
   standin::set_options({Policy::lazy, 0, 1});
-  const uint64_t base = waits_of_a_step(1, 1);
-  EXPECT_EQ(waits_of_a_step(2, 1) - base, 1U) << "for each MoE layer";
-  EXPECT_EQ(waits_of_a_step(1, 2) - base, 1U) << "and each micro-batch";
+  const uint64_t base = waits_of_a_step({});
+  EXPECT_EQ(waits_of_a_step({.moe_layers = 2}) - base, 1U) << "for each MoE layer";
+  EXPECT_EQ(waits_of_a_step({.accumulation = 2}) - base, 1U) << "and each micro-batch";
   EXPECT_EQ(base, 5U)
       << "one layer, the sums, and three reads of the routers' statistics, of which the first waits";
+}
+
+TEST_F(CudaEngine, PaddedToTheCapacityAStepWaitsForTheSumsAtItsEndOnly) {
+  standin::set_options({Policy::lazy, 0, 1});
+  StepCase step;
+  step.run.capacity = "position";
+  step.run.pad = true;
+  for (const auto& [dispatcher, ranks, chunks, several] : {std::tuple{"local", 1, 1, 1},
+                                                           {"all_to_all", 1, 1, 2},
+                                                           {"all_to_all", 2, 1, 1},
+                                                           {"all_to_all", 2, 2, 2}}) {
+    step.run.dispatcher = dispatcher;
+    step.run.chunks = chunks;
+    step.ranks = ranks;
+    step.moe_layers = step.accumulation = several;
+    EXPECT_EQ(waits_of_a_step(step), 4U) << step.run.name(ranks);
+  }
 }
 
 TEST_F(CudaEngine, ARunIsSavedAndResumedOnTheDevice) {

@@ -89,12 +89,28 @@ TEST(CudaPermute, ATokenWithoutSlotsGetsZeros) {
   }
 }
 
+TEST(CudaPermute, RowsOfNoTokenAreZerosThereAndBack) {
+  for (const int64_t width : {24, 37}) {  // 16 bytes at a time, and single elements
+    Tensors in = inputs_for(9, 3, width);
+    for (const int64_t n : {int64_t{0}, int64_t{4}, in[3].numel() - 1})
+      in[3].data<int64_t>()[n] = in[4].data<int64_t>()[n] = -1;
+    for (const DType dtype : kFloats) {
+      expect_like_cpu(in, dtype, there_and_back,
+                      dtype == DType::bf16 ? Tolerance{2e-2, 5e-2} : Tolerance{1e-4, 5e-5});
+      const Tensors got = all_to(there_and_back(all_to(all_as(in, dtype), kCuda)), kCpu);
+      for (const size_t i : {size_t{0}, size_t{3}, size_t{5}}) {
+        for (const double value : to_doubles(got[i].rows(4, 5))) EXPECT_EQ(value, 0) << "result " << i;
+      }
+    }
+  }
+}
+
 TEST(CudaPermute, WrongIndicesAreReportedAndGiveNan) {
   const NarrowLaunches narrow;
   const Tensor x = as(normal({2, 40}, 1), DType::f32).to(kCuda),
                y = Tensor::empty({3, 40}, DType::f32, kCuda);
   const auto message_of = [&](const Tensor& t) { return error_of([&] { sum_squares(t); }); };
-  gather_rows_fwd(kCuda, x, Tensor::from(std::vector<int64_t>{0, 2, -1}, {3}, kCuda), y);
+  gather_rows_fwd(kCuda, x, Tensor::from(std::vector<int64_t>{0, 2, -2}, {3}, kCuda), y);
   EXPECT_NE(message_of(y).find("gather_rows: the index of a row that x does not have (position 1)"),
             std::string::npos);
   EXPECT_TRUE(std::isnan(to_doubles(y)[40]) && std::isnan(to_doubles(y)[119]) &&

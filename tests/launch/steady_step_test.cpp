@@ -8,6 +8,7 @@
 #include "core/base/random.h"
 #include "core/base/threads.h"
 #include "launch/engine.h"
+#include "parallel/moe/dispatcher.h"
 #include "tests/support/tiny_model.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -28,15 +29,19 @@ const char* const kMoe =
     "layers: 3, hidden_size: 96, heads: 4, kv_heads: 2, init: {std: 0.3}, moe: {num_experts: 8, top_k: 2, "
     "hidden: "
     "160, shared_experts: 1, first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01}}";
+const char* const kPadded =
+    "layers: 2, hidden_size: 96, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 160, first_dense: 1, "
+    "capacity_factor: 1.2, pad_to_capacity: true}";
 
 struct Setting {
   const char* model;
   const char* recompute;
   bool bf16;
   int threads, ranks;
+  int64_t chunks = 1;
   std::string text() const {
     return str(model, ", recompute ", recompute, bf16 ? ", bf16, " : ", f32, ", threads, " threads, ", ranks,
-               " ranks, seed ", kSeed);
+               " ranks, ", chunks, " chunks, seed ", kSeed);
   }
 };
 
@@ -63,6 +68,16 @@ struct Seen {
   std::set<std::vector<int64_t>> counts;  // of the experts
 };
 
+Choice all_to_all_choice(int64_t chunks) {
+  Choice choice{"all_to_all", DispatcherRegistry::instance().make_options("all_to_all")};
+  ConfigErrors errors;
+  parse_fields(
+      load_yaml_text(str("{chunks: ", chunks, "}"), "test", errors), "",
+      [&](FieldVisitor& v) { choice.options->fields(v); }, errors);
+  errors.throw_if_any();
+  return choice;
+}
+
 Seen train(const Setting& s, const std::shared_ptr<Communicator>& world) {
   ParallelLayout layout;
   layout.dp = layout.ep = world->size();
@@ -70,7 +85,7 @@ Seen train(const Setting& s, const std::shared_ptr<Communicator>& world) {
   EngineOptions options;
   options.model = Choice{"transformer", transformer_options(str(s.model, ", recompute: ", s.recompute))};
   options.optimizer = Choice{"adamw", nullptr};
-  options.dispatcher = Choice{"all_to_all", nullptr};
+  options.dispatcher = all_to_all_choice(s.chunks);
   options.vocab_size = kVocab;
   options.seq_len = kSeq;
   options.bf16 = s.bf16;
@@ -107,6 +122,9 @@ TEST(SteadyStep, TakesNoMemoryAndNoPageFromTheSystem) {
                            {kMoe, kSelected, true, 2, 1},
                            {kMoe, "block", false, 1, 1},
                            {kMoe, "none", false, 1, 2},
+                           {kMoe, "none", false, 1, 2, 3},
+                           {kMoe, kSelected, true, 1, 2, 2},
+                           {kPadded, "none", false, 1, 2, 2},
                            {kMoe, kSelected, true, 1, 2},
                            {kMoe, "block", true, 1, 2}}) {
     set_num_threads(s.threads);

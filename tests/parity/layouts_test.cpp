@@ -27,6 +27,7 @@ ParityCase one_rank(ParityCase c) {
   c.dispatcher = "local";
   c.empty_ranks = false;
   c.recompute = "none";
+  c.chunks = 1;
   return c;
 }
 
@@ -116,6 +117,46 @@ TEST(Parity, RecomputeChangesNothing) {
     }
   }
   expect_parity({.ep = 1, .balance = "bias", .recompute = "block", .model = ""}, 1);
+}
+
+TEST(Parity, ExpertsInPartsHaveTheBitsOfTheWhole) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const char* recompute : {"none", "[norms, activations, up_projections, packed_weights]", "block"}) {
+      ParityCase c{.ep = 2,
+                   .accumulation = 2,
+                   .balance = "bias",
+                   .recompute = recompute,
+                   .dtype = dtype,
+                   .empty_ranks = recompute == std::string("block"),
+                   .model = "bias: true"};
+      const ParityResult whole = run_case(c, 2);
+      for (const int64_t chunks : {2, 3}) {
+        c.chunks = chunks;
+        EXPECT_TRUE(same_result(run_case(c, 2), whole, 0)) << c.name(2);
+      }
+    }
+  }
+  expect_parity({.ep = 2, .balance = "global", .capacity = "position", .model = "", .chunks = 4}, 4);
+  expect_parity({.ep = 3,
+                 .balance = "none",
+                 .model = "moe: {num_experts: 9, top_k: 2, hidden: 8, first_dense: 1}",
+                 .chunks = 2},
+                3);
+}
+
+TEST(Parity, PaddingToTheCapacityChangesNothing) {
+  for (const char* capacity : {"position", "probability"}) {
+    ParityCase c{.balance = "sequence", .capacity = capacity, .model = ""};
+    const ParityResult want = run_case(one_rank(c), 1);
+    c.pad = true;
+    for (const auto& [world, ep, chunks, empty_ranks] :
+         {std::tuple{1, 1, 1, false}, {4, 1, 1, false}, {4, 2, 1, true}, {4, 4, 2, false}, {2, 2, 3, true}}) {
+      c.ep = ep;
+      c.chunks = chunks;
+      c.empty_ranks = empty_ranks;
+      EXPECT_TRUE(same_result(run_case(c, world), want, 1e-11)) << c.name(world);
+    }
+  }
 }
 
 TEST(Parity, OtherArchitecturesGiveTheResultOfOneRank) {

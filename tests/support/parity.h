@@ -11,6 +11,7 @@
 #include "core/base/random.h"
 #include "core/nn/module.h"
 #include "launch/engine.h"
+#include "parallel/moe/dispatcher.h"
 #include "tests/support/expect_close.h"
 
 namespace shoal::testing {
@@ -26,11 +27,14 @@ struct ParityCase {
   bool empty_ranks = false;  // rank 0 holds the whole batch
   std::string model;         // extra model settings, YAML flow map entries
   Device device = {};        // of every tensor of the engine
+  int64_t chunks = 1;        // of the all_to_all dispatcher
+  bool pad = false;          // to the capacity
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
                balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
-               recompute == "none" ? "" : ", recompute", ", ", dtype);
+               recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
+               pad ? ", padded" : "");
   }
 };
 
@@ -47,6 +51,7 @@ inline Choice parity_model(const ParityCase& c) {
   std::string moe = str("num_experts: ", kParityExperts,
                         ", top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1, router: {", router, "}");
   if (c.capacity != "off") moe += ", capacity_factor: 0.8, drop_policy: " + c.capacity;
+  if (c.pad) moe += ", pad_to_capacity: true";
   const std::string yaml = str(
       "kind: transformer, layers: 3, hidden_size: 16, heads: 2, kv_heads: 1, init: {std: 0.3}, recompute: ",
       c.recompute, ", moe: {", moe, "}");
@@ -67,14 +72,25 @@ inline Choice parity_model(const ParityCase& c) {
   return model;
 }
 
-inline Choice parity_optimizer() {
-  Choice adamw{"adamw", OptimizerRegistry::instance().make_options("adamw")};
+/// One kind with options as a YAML flow map.
+template <class Registry>
+Choice parity_choice(const std::string& kind, const std::string& options) {
+  Choice choice{kind, Registry::instance().make_options(kind)};
   ConfigErrors errors;
   parse_fields(
-      load_yaml_text("{eps: 1e-3}", "parity", errors), "", [&](FieldVisitor& v) { adamw.options->fields(v); },
+      load_yaml_text(options, "parity", errors), "", [&](FieldVisitor& v) { choice.options->fields(v); },
       errors);
   errors.throw_if_any();
-  return adamw;
+  return choice;
+}
+
+inline Choice parity_optimizer() {
+  return parity_choice<OptimizerRegistry>("adamw", "{eps: 1e-3}");
+}
+
+inline Choice parity_dispatcher(const ParityCase& c) {
+  if (c.chunks == 1) return Choice{c.dispatcher, nullptr};
+  return parity_choice<DispatcherRegistry>(c.dispatcher, str("{chunks: ", c.chunks, "}"));
 }
 
 /// Sequences [begin, end) of step `step` of a fixed data stream: uneven padding and ignored labels; sequence
@@ -138,7 +154,7 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   options.model = parity_model(c);
   // A large eps: where a gradient is zero up to rounding (key biases), Adam would blow the rounding up.
   options.optimizer = parity_optimizer();
-  options.dispatcher = Choice{c.dispatcher, nullptr};
+  options.dispatcher = parity_dispatcher(c);
   options.vocab_size = kParityVocab;
   options.seq_len = kParitySeq;
   options.seed = 3;

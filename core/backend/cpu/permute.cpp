@@ -1,6 +1,7 @@
 // CPU kernels of core/ops/permute.h. Every output row is written by one worker, in a fixed order.
 #include "core/ops/permute.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/backend/cpu/blocks.h"
@@ -24,14 +25,19 @@ void check_indices(const char* where, const Tensor& index, int64_t lowest, int64
 }
 
 void gather_rows_fwd_impl(const Tensor& x, const Tensor& index, const Tensor& y) {
-  check_indices("gather_rows", index, 0, x.size(0));
+  check_indices("gather_rows", index, -1, x.size(0));
   const int64_t width = x.row_size(), row_bytes = width * dtype_size(x.dtype());
   const int64_t* from_row = index.data<int64_t>();
   const std::byte* from = x.bytes();
   std::byte* to = y.bytes();
   cpu::parallel_rows(index.numel(), width, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; n++) {
-      std::memcpy(to + n * row_bytes, from + from_row[n] * row_bytes, static_cast<size_t>(row_bytes));
+      const auto bytes = static_cast<size_t>(row_bytes);
+      if (from_row[n] < 0) {
+        std::memset(to + n * row_bytes, 0, bytes);
+      } else {
+        std::memcpy(to + n * row_bytes, from + from_row[n] * row_bytes, bytes);
+      }
     }
   });
 }
@@ -108,6 +114,10 @@ void combine_bwd(const CombineBackward& a) {
   if (dweights != nullptr) a.dweights_TK.set_zero();  // for slots of -1
   cpu::parallel_rows(a.row_N.numel(), width, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; n++) {
+      if (token[n] < 0 || choice[n] < 0) {  // no token's: nothing flows back
+        if (dx != nullptr) std::fill(dx + n * width, dx + (n + 1) * width, T(0));
+        continue;
+      }
       const int64_t at = token[n] * top_k + choice[n];
       combine_bwd_row<T>(dy + token[n] * width, x + n * width, weights != nullptr ? weights[at] : C(1),
                          dx != nullptr ? dx + n * width : nullptr,
@@ -117,8 +127,8 @@ void combine_bwd(const CombineBackward& a) {
 }
 
 void combine_rows_bwd_impl(const CombineBackward& a) {
-  check_indices("combine_rows: row_N", a.row_N, 0, a.slots_TK.size(0));
-  check_indices("combine_rows: choice_N", a.choice_N, 0, a.slots_TK.size(1));
+  check_indices("combine_rows: row_N", a.row_N, -1, a.slots_TK.size(0));
+  check_indices("combine_rows: choice_N", a.choice_N, -1, a.slots_TK.size(1));
   dispatch_storage(a.x_ND.dtype(), "combine_rows", [&]<class T>() { combine_bwd<T>(a); });
 }
 

@@ -9,33 +9,68 @@
 namespace shoal::cuda {
 namespace {
 
-/// Dropped assignments come last.
+/// The place of an expert in the order; dropped assignments come last.
 struct ExpertKey {
-  const int32_t* ids;
+  const int32_t *ids, *place;  // place: null: experts are in order
   int64_t num_experts;
+  SHOAL_DEVICE uint64_t of(int64_t expert) const {
+    return static_cast<uint64_t>(place == nullptr ? expert : place[expert]);
+  }
   SHOAL_DEVICE uint64_t operator()(int32_t n) const {
     const int32_t id = ids[n];
-    return static_cast<uint64_t>(id < 0 || id >= num_experts ? num_experts : id);
+    return id < 0 || id >= num_experts ? static_cast<uint64_t>(num_experts) : of(id);
   }
 };
 
-/// Row p is assignment order[p].
+/// The first sorted assignment of each place: for as few as there are experts, a sum for each.
+struct FillStarts {
+  static constexpr int kPack = 1;
+  ExpertKey key;
+  const int64_t* counts;
+  int64_t* starts;
+  template <int N>
+  SHOAL_DEVICE void at(int64_t expert) const {
+    const uint64_t place = key.of(expert);
+    int64_t before = 0;
+    for (int64_t other = 0; other < key.num_experts; other++)
+      before += key.of(other) < place ? counts[other] : 0;
+    starts[place] = before;
+  }
+};
+
+struct FillUnused {
+  static constexpr int kPack = 1;
+  int64_t *rows, *choices;
+  template <int N>
+  SHOAL_DEVICE void at(int64_t n) const {
+    rows[n] = choices[n] = -1;
+  }
+};
+
+/// Assignment order[p] goes to row p, or to a row of its expert's own.
 struct FillRows {
   static constexpr int kPack = 1;
   ExpertKey key;
   const int32_t* order;
+  const int64_t* starts;  // of each place; used with rows_each
   int64_t *slots, *rows, *choices;
-  int64_t top_k;
+  int64_t top_k, rows_each;
   long long* faults;
   template <int N>
   SHOAL_DEVICE void at(int64_t p) const {
     const int32_t n = order[p];
     if (key.ids[n] < -1 || key.ids[n] >= key.num_experts) report_fault(faults, FaultKind::expert_id, n);
-    const bool dropped = key(n) == static_cast<uint64_t>(key.num_experts);
-    slots[n] = dropped ? -1 : p;
-    if (dropped) return;
-    rows[p] = n / top_k;
-    choices[p] = n % top_k;
+    const auto place = static_cast<int64_t>(key(n));
+    int64_t row = place == key.num_experts ? -1 : p;
+    if (row >= 0 && rows_each > 0) {
+      const int64_t of_expert = p - starts[place];
+      row = of_expert < rows_each ? place * rows_each + of_expert : -1;
+      if (row < 0) report_fault(faults, FaultKind::expert_rows, n);
+    }
+    slots[n] = row;
+    if (row < 0) return;
+    rows[row] = n / top_k;
+    choices[row] = n % top_k;
   }
 };
 
@@ -43,11 +78,18 @@ void sort_assignments_impl(const SortAssignments& s) {
   const Device device = s.ids_TK.device();
   const int64_t count = s.ids_TK.numel(), num_experts = s.counts_E.numel();
   count_assignments(s.ids_TK, s.counts_E, {});
-  const ExpertKey key{s.ids_TK.data<int32_t>(), num_experts};
+  const ExpertKey key{s.ids_TK.data<int32_t>(), data_or_null<int32_t>(s.place_E), num_experts};
   const Tensor order = sorted_order(device, count, key, key_bits(num_experts + 1));
+  Tensor starts;
+  if (s.rows_each > 0) {
+    starts = Tensor::empty({num_experts}, DType::i64, device);
+    map(device, num_experts, false, FillStarts{key, s.counts_E.data<int64_t>(), starts.data<int64_t>()});
+    map(device, s.row_N.numel(), false, FillUnused{s.row_N.data<int64_t>(), s.choice_N.data<int64_t>()});
+  }
   map(device, count, false,
-      FillRows{key, order.data<int32_t>(), s.slots_TK.data<int64_t>(), s.row_N.data<int64_t>(),
-               s.choice_N.data<int64_t>(), s.ids_TK.size(1), fault_record(device)});
+      FillRows{key, order.data<int32_t>(), data_or_null<int64_t>(starts), s.slots_TK.data<int64_t>(),
+               s.row_N.data<int64_t>(), s.choice_N.data<int64_t>(), s.ids_TK.size(1), s.rows_each,
+               fault_record(device)});
 }
 
 /// A block of rows per block (of threads) in y.

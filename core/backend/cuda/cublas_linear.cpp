@@ -11,14 +11,33 @@ namespace shoal::cuda {
 
 namespace {
 
-// Groups with fewer rows than this on average share one launch of our own kernel. A call of cuBLAS takes the
-// host about 5 us; our kernel is to make some 180 rows of a matrix of 2048 x 2048 in that time, at 300
-// TFLOP/s. To be tuned on hardware.
+// Groups with fewer rows than this share launches of our own kernel. A call of cuBLAS takes the host about
+// 5 us; our kernel is to make some 180 rows of a matrix of 2048 x 2048 in that time, at 300 TFLOP/s. To be
+// tuned on hardware. It is the group's own rows that decide, so that its bits do not depend on the others of
+// the call: experts may be computed in parts.
 constexpr int64_t kFewRowsPerGroup = 128;
 
-bool in_one_launch(std::span<const int64_t> rows, int64_t total) {
-  const auto groups = static_cast<int64_t>(rows.size());
-  return groups > 1 && total < kFewRowsPerGroup * groups;
+bool has_few_rows(std::span<const int64_t> rows, size_t group) {
+  return rows.size() > 1 && rows[group] < kFewRowsPerGroup;
+}
+
+/// Neighbouring groups that share a launch.
+struct FewRows {
+  int64_t first_group, first_row, num_rows;
+  std::span<const int64_t> rows;
+};
+template <class Body>
+void for_each_few_rows(std::span<const int64_t> rows, const Body& body) {
+  int64_t first_row = 0;
+  for (size_t g = 0; g < rows.size();) {
+    size_t end = g;
+    int64_t num_rows = 0;
+    while (end < rows.size() && has_few_rows(rows, end)) num_rows += rows[end++];
+    if (end > g) body(FewRows{static_cast<int64_t>(g), first_row, num_rows, rows.subspan(g, end - g)});
+    first_row += num_rows;
+    if (end < rows.size()) first_row += rows[end++];
+    g = end;
+  }
 }
 
 void check_dtypes(const char* where, const Tensor& a, const Tensor& b, const Tensor& c) {
@@ -79,13 +98,14 @@ void gemm_impl(Gemm how, const Tensor& a, const Tensor& b, const Tensor& c) {
   multiply(c.device(), {&p, 1});
 }
 
-/// Group g: c[rows of g] (+)= a[rows of g] * op(b[g]).
-void multiply_rows(Product p, Device device, std::span<const int64_t> rows) {
+/// Group g: c[rows of g] (+)= a[rows of g] * op(b[g]). but_few: without groups of few rows.
+void multiply_rows(Product p, Device device, std::span<const int64_t> rows, bool but_few = false) {
   std::vector<Product>& products = empty_list();
   if (rows.size() > 1) p.ragged = Product::Ragged::m;
-  for (const int64_t count : rows) {
+  for (size_t g = 0; g < rows.size(); g++) {
+    const int64_t count = rows[g];
     p.m = count;
-    products.push_back(p);
+    if (!but_few || !has_few_rows(rows, g)) products.push_back(p);
     p.a = advance(p.a, count * p.k, p.operands);
     p.b = advance(p.b, p.k * p.n, p.operands);
     p.c = advance(p.c, count * p.n, p.result);
@@ -93,14 +113,15 @@ void multiply_rows(Product p, Device device, std::span<const int64_t> rows) {
   multiply(device, products);
 }
 
-/// Group g: c[g] (+)= a[rows of g]^T * b[rows of g].
-void multiply_reduce(Product p, Device device, std::span<const int64_t> rows) {
+/// Group g: c[g] (+)= a[rows of g]^T * b[rows of g]. but_few: as above.
+void multiply_reduce(Product p, Device device, std::span<const int64_t> rows, bool but_few = false) {
   std::vector<Product>& products = empty_list();
   p.transpose_a = true;
   if (rows.size() > 1) p.ragged = Product::Ragged::k;
-  for (const int64_t count : rows) {
+  for (size_t g = 0; g < rows.size(); g++) {
+    const int64_t count = rows[g];
     p.k = count;
-    if (count > 0 || !p.accumulate) products.push_back(p);
+    if ((count > 0 || !p.accumulate) && (!but_few || !has_few_rows(rows, g))) products.push_back(p);
     p.a = advance(p.a, count * p.m, p.operands);
     p.b = advance(p.b, count * p.n, p.operands);
     p.c = advance(p.c, p.m * p.n, p.result);
@@ -159,12 +180,18 @@ void packed_rows_impl(PackedUse use, const Tensor& x, const Tensor& packed, cons
   SHOAL_CHECK(use != PackedUse::both, where, ": expected the use `forward` or `backward`");
   check_rows(where, rows, x.size(0));
   const bool transposed = use == PackedUse::forward;  // the copy is [N, K], of y = x W^T
-  if (in_one_launch(rows, x.size(0))) return grouped_rows_product(x, packed, transposed, y, rows);
+  const int64_t matrix = x.size(1) * y.size(1);
+  for_each_few_rows(rows, [&](const FewRows& few) {
+    if (few.num_rows == 0) return;
+    const int64_t end = few.first_row + few.num_rows, groups = std::ssize(few.rows);
+    grouped_rows_product(x.rows(few.first_row, end), packed.flat(few.first_group * matrix, groups * matrix),
+                         transposed, y.rows(few.first_row, end), few.rows);
+  });
   Product p = product_of(x, packed, y);
   p.k = x.size(1);
   p.n = y.size(1);
   p.transpose_b = transposed;
-  multiply_rows(p, y.device(), rows);
+  multiply_rows(p, y.device(), rows, /*but_few=*/true);
 }
 
 void bf16_reduce_impl(bool accumulate, const Tensor& a, const Tensor& b, const Tensor& c,
@@ -177,12 +204,18 @@ void bf16_reduce_impl(bool accumulate, const Tensor& a, const Tensor& b, const T
               where, ": expected bf16 [R, N]^T x [R, K] -> f32 [", groups, ", N, K], got ", a.dtype(), ' ',
               a.shape(), "^T x ", b.dtype(), ' ', b.shape(), " -> ", c.dtype(), ' ', c.shape());
   check_rows(where, rows, a.size(0));
-  if (in_one_launch(rows, a.size(0))) return grouped_reduce_product(accumulate, a, b, c, rows);
+  const int64_t matrix = a.size(1) * b.size(1);
+  for_each_few_rows(rows, [&](const FewRows& few) {
+    if (few.num_rows == 0 && accumulate) return;
+    const int64_t end = few.first_row + few.num_rows, groups = std::ssize(few.rows);
+    grouped_reduce_product(accumulate, a.rows(few.first_row, end), b.rows(few.first_row, end),
+                           c.flat(few.first_group * matrix, groups * matrix), few.rows);
+  });
   Product p = product_of(a, b, c);
   p.m = a.size(1);
   p.n = b.size(1);
   p.accumulate = accumulate;
-  multiply_reduce(p, c.device(), rows);
+  multiply_reduce(p, c.device(), rows, /*but_few=*/true);
 }
 
 [[maybe_unused]] const bool added[] = {

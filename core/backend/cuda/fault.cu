@@ -40,6 +40,8 @@ const char* text_of(FaultKind kind) {
              "got an upstream gradient other than 1; pass the factor as `scale`";
     case FaultKind::expert_id:
       return "dispatch: an expert id that is neither -1 (dropped) nor one of the experts";
+    case FaultKind::expert_rows:
+      return "dispatch: an expert has more assignments than rows of its own";
   }
   return "?";
 }

@@ -17,7 +17,8 @@ enum class FaultKind : uint8_t {
   combine_slot,
   combine_row,
   loss_gradient,
-  expert_id
+  expert_id,
+  expert_rows
 };
 inline constexpr int64_t kFaultKinds = 16;
 

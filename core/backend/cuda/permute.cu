@@ -20,6 +20,7 @@ struct Gather {
     const int64_t from = index[row];
     T* to = y + row * width + column;
     if (from >= 0 && from < num_rows) return copy<N>(to, x + from * width + column);
+    if (from == -1) return store<N>(to, Pack<Compute<T>, N>{});
     store_nan<N>(to);
     if (column == 0) report_fault(faults, FaultKind::gather_row, row);
   }
@@ -94,6 +95,11 @@ __global__ void combine_bwd_kernel(BackwardArgs<T> a) {
   const int64_t start = int64_t{threadIdx.x} * N, step = int64_t{blockDim.x} * N;
   for (int64_t n = blockIdx.x; n < a.num_rows; n += gridDim.x) {
     const int64_t token = a.tokens[n], choice = a.choices[n];
+    if (token == -1) {  // no token's: nothing flows back
+      for (int64_t d = start; a.dx != nullptr && d < a.width; d += step)
+        store<N>(a.dx + n * a.width + d, Pack<C, N>{});
+      continue;
+    }
     const bool wrong = token < 0 || token >= a.num_tokens || choice < 0 || choice >= a.top_k;
     if (wrong) {
       if (threadIdx.x == 0) report_fault(a.faults, FaultKind::combine_row, n);

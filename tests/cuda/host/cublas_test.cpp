@@ -96,7 +96,8 @@ TEST(CudaProducts, OfBf16AreThoseOfTheCpu) {
     bool by_library;
   };
   for (const Case& c : {Case{{9}, 24, 40, true}, Case{{5}, 13, 7, true}, Case{{300, 0, 500}, 9, 16, true},
-                        Case{{3, 0, 70, 1}, 24, 40, false}, Case{{0}, 5, 6, true}}) {
+                        Case{{3, 0, 70, 1}, 24, 40, false}, Case{{0}, 5, 6, true},
+                        Case{{2, 130, 0, 5, 128, 127}, 9, 16, true}}) {
     const auto groups = static_cast<int64_t>(c.rows.size());
     const Tensors in =
         all_as({normal({sum_of(c.rows), c.inputs}, 1), normal({groups, c.outputs, c.inputs}, 2),
@@ -115,6 +116,27 @@ TEST(CudaProducts, OfBf16AreThoseOfTheCpu) {
     for (size_t i = 0; i < got.size(); i++)
       expect_close({got[i]}, {cpu[i]}, product_tolerance(got[i].dtype()), what + " against the CPU");
     expect_close({got[0], got[3]}, {exact, dexact}, {1e-4, 2e-4}, what + " against f64");
+  }
+}
+
+// Experts may be computed in parts, with no rows for those of other parts.
+TEST(CudaProducts, OfBf16HaveTheSameBitsWhateverTheRowsOfOtherGroups) {
+  const Rows rows = {2, 130, 0, 5};
+  const Tensors in =
+      all_as({normal({137, 200}, 1), normal({4, 24, 200}, 2), normal({137, 24}, 3)}, DType::f32);
+  const Tensors whole = all_to(bf16_products(all_to(in, kCuda), rows), kCpu);
+  int64_t first = 0;
+  for (size_t g = 0; g < rows.size(); g++) {
+    Rows alone(rows.size(), 0);
+    alone[g] = rows[g];
+    const int64_t end = first + rows[g], group = static_cast<int64_t>(g);
+    const Tensors own = {in[0].rows(first, end).clone(), in[1], in[2].rows(first, end).clone()};
+    const Tensors got = all_to(bf16_products(all_to(own, kCuda), alone), kCpu);
+    for (const size_t i : {0, 1, 2}) EXPECT_TRUE(same_bits(got[i], whole[i].rows(first, end).clone())) << i;
+    for (const size_t i : {3, 4})
+      EXPECT_TRUE(same_bits(got[i].rows(group, group + 1).clone(), whole[i].rows(group, group + 1).clone()))
+          << i;
+    first = end;
   }
 }
 

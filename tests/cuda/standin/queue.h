@@ -15,8 +15,7 @@ namespace shoal::standin {
 struct Mark {
   CUstream_st* stream = nullptr;
   uint64_t number = 0;
-  int queries = 0;  // that found it not reached
-  char order = 0;   // for TSan
+  char order = 0;  // for TSan
 };
 
 /// One of `attempt`, `wait_for` and `record`.

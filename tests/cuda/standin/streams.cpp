@@ -55,7 +55,10 @@ struct ThisThread {
   int64_t id = gettid();
   uint64_t generation = 0;
   int num_streams = 0;
-  uint64_t circle_at = 0;  // State::changes
+  const Mark* asked = nullptr;  // by query, last, and not reached
+  uint64_t asked_at = 0;        // work enqueued by then
+  int num_asked = 0;            // times in a row
+  uint64_t circle_at = 0;       // State::changes
   Counts counts;
 };
 ThisThread& this_thread() {
@@ -298,7 +301,7 @@ uint64_t push(CUstream_st* stream, Work work) {
   CUstream_st& to = known(stream);
   auto* kept = new Work(std::move(work));
   kept->order = std::make_unique<char>();
-  if (kept->record) *kept->record = {&to, to.enqueued, 0, 0};
+  if (kept->record) *kept->record = {&to, to.enqueued, 0};
   make_stack(to);
   release(kept->order.get());
   to.queue.push_back(kept);
@@ -340,13 +343,20 @@ void wait(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
 }
 
 bool query(Mark& mark) {
-  constexpr int kPatience = 16;
+  constexpr int kPatience = 16;  // questions with nothing in between; then the host waits
+  ThisThread& me = this_thread();
   bool goes_on = false;
   {
     const Locked locked;
-    goes_on =
-        mark.stream->done <= mark.number &&
-        (++mark.queries > kPatience || (state().options.policy == Policy::random && random_below(3) == 0));
+    if (mark.stream->done <= mark.number) {
+      const bool again = me.asked == &mark && me.asked_at == me.counts.enqueued;
+      me.num_asked = again ? me.num_asked + 1 : 1;
+      me.asked = &mark;
+      me.asked_at = me.counts.enqueued;
+      if (me.num_asked == kPatience) me.counts.host_waits++;
+      goes_on =
+          me.num_asked >= kPatience || (state().options.policy == Policy::random && random_below(3) == 0);
+    }
   }
   const DeviceAccess access(goes_on);
   const Locked locked;

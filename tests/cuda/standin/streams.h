@@ -52,8 +52,9 @@ void release(void* address);
 void acquire(void* address);
 
 struct Counts {
-  uint64_t enqueued = 0;    // pieces of work
-  uint64_t host_waits = 0;  // calls for which the host waited for a stream, an event or the device
+  uint64_t enqueued = 0;  // pieces of work
+  // Times that the host waited for a stream, an event or the device: in a call, or by asking again and again.
+  uint64_t host_waits = 0;
 };
 /// Of the calling thread.
 Counts& counts();

@@ -26,6 +26,23 @@ TEST(SortAssignments, TakesNoTokensAndOnlyDroppedOnes) {
   EXPECT_EQ(s.slots_TK.to_vector<int64_t>(), (std::vector<int64_t>{-1, -1}));
 }
 
+TEST(SortAssignments, TakesExpertsInTheOrderOfTheirPlaces) {
+  const Tensor place = Tensor::from(std::vector<int32_t>{2, 3, 0, 1}, {4});  // experts 2, 3, 0, 1
+  const SortedAssignments s = sort_assignments(ids({2, 0, 0, -1, 2, 2}, 2), 4, place);
+  EXPECT_EQ(s.counts_E, (std::vector<int64_t>{2, 0, 3, 0}));
+  EXPECT_EQ(s.row_N.to_vector<int64_t>(), (std::vector<int64_t>{0, 2, 2, 0, 1}));
+  EXPECT_EQ(s.slots_TK.to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4, -1, 1, 2}));
+}
+
+TEST(SortPadded, GivesEveryExpertItsRows) {
+  const SortedAssignments s = sort_padded(ids({1, 0, 0, -1}, 2), 2, 3);
+  EXPECT_EQ(s.counts_E, (std::vector<int64_t>{3, 3}));
+  EXPECT_EQ(s.row_N.to_vector<int64_t>(), (std::vector<int64_t>{0, 1, -1, 0, -1, -1}));
+  EXPECT_EQ(s.choice_N.to_vector<int64_t>(), (std::vector<int64_t>{1, 0, -1, 0, -1, -1}));
+  EXPECT_EQ(s.slots_TK.to_vector<int64_t>(), (std::vector<int64_t>{3, 0, 1, -1}));
+  EXPECT_EQ(sort_padded(Tensor::empty({0, 2}, DType::i32), 3, 0).num_rows(), 0);
+}
+
 TEST(SortAssignments, NamesTheFirstBadId) {
   for (const int32_t bad : {4, -2}) {
     try {

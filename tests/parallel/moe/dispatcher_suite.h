@@ -1,11 +1,15 @@
 // Runs a dispatcher with experts that differ, forward and backward, on any group; results as plain tensors.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "core/autograd/tape.h"
+#include "core/base/config.h"
 #include "core/base/random.h"
+#include "core/base/yaml.h"
 #include "core/nn/placement.h"
 #include "core/ops/elementwise.h"
 #include "parallel/moe/dispatcher.h"
@@ -66,10 +70,35 @@ inline Tensor expert_work(const Dispatched& d, int64_t first_expert) {
   return mul(mul(d.x_RD, scale.to(d.x_RD.device())), d.x_RD);
 }
 
+/// How rows travel.
+struct DispatchWay {
+  int64_t chunks = 1;  // of all_to_all
+  bool padded = false;
+};
+
+inline std::unique_ptr<Dispatcher> make_dispatcher(Communicator& group, const std::string& kind,
+                                                   int64_t num_experts, const DispatchWay& way) {
+  Choice choice{kind, DispatcherRegistry::instance().make_options(kind)};
+  ConfigErrors errors;
+  if (way.chunks != 1)
+    parse_fields(
+        load_yaml_text(str("{chunks: ", way.chunks, "}"), "test", errors), "",
+        [&](FieldVisitor& v) { choice.options->fields(v); }, errors);
+  errors.throw_if_any();
+  return DispatcherRegistry::make(choice, DispatcherContext{&group, num_experts});
+}
+
+/// The most assignments of one expert.
+inline int64_t most_rows(const std::vector<int32_t>& ids) {
+  int64_t most = 0;
+  for (const int32_t id : ids) most = std::max<int64_t>(most, id < 0 ? 0 : std::ranges::count(ids, id));
+  return most;
+}
+
 /// Collective over the group. Values depend on the global token only. Everything happens on `device`; results
 /// are on the cpu.
 inline DispatchResult run_dispatch(Communicator& group, const std::string& kind, const RoutingCase& c,
-                                   DType dtype, Device device = {}) {
+                                   DType dtype, Device device = {}, const DispatchWay& way = {}) {
   constexpr int64_t kWidth = 5;
   int64_t first = 0, total = 0;
   for (int r = 0; r < group.size(); r++) {
@@ -90,13 +119,31 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
   x.grad_ref.leaf = &x_leaf;
   weights.grad_ref.leaf = &weights_leaf;
 
-  Choice choice;
-  choice.kind = kind;
-  const auto dispatcher = DispatcherRegistry::make(choice, DispatcherContext{&group, c.num_experts});
-  Tape tape;
-  const Dispatched d = dispatcher->dispatch(x, Tensor::from(ids, {num_tokens, c.top_k}, device)).wait();
+  const auto dispatcher = make_dispatcher(group, kind, c.num_experts, way);
+  const int64_t rows_each = !way.padded ? Dispatcher::kAsNeeded : num_tokens > 0 ? most_rows(ids) + 1 : 0;
+  const Tensor expert_ids = Tensor::from(ids, {num_tokens, c.top_k}, device);
   const ShardRange shard = shard_range(c.num_experts, {group.rank(), group.size()});
-  const Tensor y = dispatcher->combine(expert_work(d, shard.begin), weights, d.plan).wait();
+  Tape tape;
+  Tensor y;
+  Dispatched d;
+  if (const auto parts = dispatcher->dispatch_parts(x, expert_ids, rows_each)) {
+    d.x_RD = Tensor::empty({0, kWidth}, dtype, device);
+    d.rows_per_expert.assign(static_cast<size_t>(shard.end - shard.begin), 0);
+    for (int64_t i = 0; i < parts->num_parts(); i++) {
+      const Dispatched part = parts->arrive(i);
+      for (size_t e = 0; e < part.rows_per_expert.size(); e++)
+        d.rows_per_expert[e] += part.rows_per_expert[e];
+      const Tensor before = d.x_RD;
+      d.x_RD = Tensor::empty({before.size(0) + part.x_RD.size(0), kWidth}, dtype, device);
+      d.x_RD.rows(0, before.size(0)).copy_from(before);
+      d.x_RD.rows(before.size(0), d.x_RD.size(0)).copy_from(part.x_RD.detach());
+      parts->send_back(i, expert_work(part, shard.begin));
+    }
+    y = parts->combine(weights);
+  } else {
+    d = dispatcher->dispatch(x, expert_ids, rows_each).wait();
+    y = dispatcher->combine(expert_work(d, shard.begin), weights, d.plan).wait();
+  }
   const auto to_cpu = [](const Tensor& t) { return t.clone().to(Device{}); };
   DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert};
   tape.backward({y}, {part(kWidth, 3)});

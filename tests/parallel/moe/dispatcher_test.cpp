@@ -54,6 +54,38 @@ TEST_P(EveryRouting, AllToAllHasTheBitsOfAllGather) {
   }
 }
 
+TEST_P(EveryRouting, PartsHaveTheBitsOfTheWhole) {
+  for (const int n : {1, 2, 3, 4}) {
+    for (const int64_t chunks : {2, 3, 64}) {
+      run_ranks(n, [&](const std::shared_ptr<Communicator>& world) {
+        expect_same(run_dispatch(*world, "all_to_all", GetParam(), DType::f32, {}, {.chunks = chunks}),
+                    run_dispatch(*world, "all_to_all", GetParam(), DType::f32));
+      });
+    }
+  }
+}
+
+TEST_P(EveryRouting, RowsThatNobodyNeedsChangeNoBit) {
+  const auto expect_padded = [](Communicator& group, const char* kind, int64_t chunks) {
+    const DispatchResult got =
+        run_dispatch(group, kind, GetParam(), DType::f32, {}, {.chunks = chunks, .padded = true});
+    const DispatchResult want = run_dispatch(group, kind, GetParam(), DType::f32);
+    EXPECT_TRUE(equal_bits(got.y_TD, want.y_TD)) << "y_TD";
+    EXPECT_TRUE(equal_bits(got.dx_TD, want.dx_TD)) << "dx_TD";
+    EXPECT_TRUE(equal_bits(got.dweights_TK, want.dweights_TK)) << "dweights_TK";
+    for (const int64_t rows : got.rows_per_expert) EXPECT_EQ(rows, got.rows_per_expert.front());
+    EXPECT_GE(got.x_RD.size(0), want.x_RD.size(0));
+  };
+  expect_padded(*make_single_communicator(), "local", 1);
+  for (const int n : {1, 2, 4}) {
+    for (const int64_t chunks : {1, 2}) {
+      run_ranks(n, [&](const std::shared_ptr<Communicator>& world) {
+        expect_padded(*world, "all_to_all", chunks);
+      });
+    }
+  }
+}
+
 TEST_P(EveryRouting, NM_03_AnyNumberOfRanksHasTheBitsOfOneRank) {
   for (const int n : {1, 2, 3, 4}) {
     const DispatchResult whole =
@@ -123,6 +155,25 @@ TEST(Dispatcher, WithUnitWeightsDispatchAndCombineMultiplyByTopK) {
       for (size_t i = 0; i < y.size(); i++) EXPECT_EQ(y[i], 2 * x.to_vector<float>()[i]);
     });
   }
+}
+
+TEST(Dispatcher, PaddedRowsAreRefusedWhereTheyWouldNotSuffice) {
+  const RoutingCase c{"one", 2, 1, [](int) { return 4; }, [](int64_t, int64_t) { return 1; }};
+  const auto single = make_single_communicator();
+  const Tensor x = Tensor::zeros({4, 3}, DType::f32),
+               ids = Tensor::from(std::vector<int32_t>{1, 0, 1, 1}, {4, 1});
+  const auto local = testing::make_dispatcher(*single, "local", 2, {});
+  EXPECT_EQ(local->dispatch(x, ids, 3).wait().rows_per_expert, (std::vector<int64_t>{3, 3}));
+  EXPECT_NE(error_of([&] {
+              local->dispatch(x, ids, 2).wait();
+            }).find("expert 1 has 3 assignments, expected at most 2"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { local->dispatch(x, ids, 0).wait(); }).find("at least one row for each expert"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              run_dispatch(*single, "all_gather", c, DType::f32, {}, {.padded = true});
+            }).find("use all_to_all, or local with ep: 1"),
+            std::string::npos);
 }
 
 TEST(Dispatcher, WorksWithOneExpert) {
