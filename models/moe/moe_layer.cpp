@@ -161,13 +161,13 @@ Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
   return y_TD;
 }
 
-int64_t MoeLayer::rows_each(const ModelBatch& batch, const ForwardContext& context) const {
+int64_t MoeLayer::rows_each(const Routing& routing, const ModelBatch& batch,
+                            const ForwardContext& context) const {
   if (!options_.pad_to_capacity || context.pass == Pass::evaluate) return Dispatcher::kAsNeeded;
-  const int64_t num_tokens = batch.batch * batch.seq;
+  const int64_t num_tokens = routing.expert_ids_TK.size(0), choices = routing.expert_ids_TK.size(1);
   const int64_t group = options_.capacity_scope == "sequence" ? batch.seq : num_tokens;
   if (num_tokens == 0) return 0;
-  const int64_t capacity =
-      expert_capacity(options_.capacity_factor, options_.top_k, group, options_.num_experts);
+  const int64_t capacity = expert_capacity(options_.capacity_factor, choices, group, options_.num_experts);
   return num_tokens / group * capacity;
 }
 
@@ -192,7 +192,7 @@ MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
                                    const ForwardContext& context) {
   const ProfileScope scope("moe", -1, "dispatch, combine");
   const Routing routing = route(x_TD, batch, context);
-  const auto [routed_TD, shared_TD] = compute(x_TD, routing, rows_each(batch, context));
+  const auto [routed_TD, shared_TD] = compute(x_TD, routing, rows_each(routing, batch, context));
   const Tensor y_TD = shared_TD.defined() ? add(routed_TD, shared_TD) : routed_TD;
   return {y_TD, routing.aux_loss, routing.z_loss};
 }

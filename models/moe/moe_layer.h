@@ -83,7 +83,7 @@ class MoeLayer final : public Module {
   Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
   void count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch);
   /// Rows that each expert has for the tokens of this rank, or Dispatcher::kAsNeeded.
-  int64_t rows_each(const ModelBatch& batch, const ForwardContext& context) const;
+  int64_t rows_each(const Routing& routing, const ModelBatch& batch, const ForwardContext& context) const;
   Tensor shared_forward(const Tensor& x_TD) const;
   /// All experts' results of x and the shared expert's, each undefined when there is none.
   struct Results {

@@ -99,7 +99,9 @@ TEST(MemoryEstimate, IsWithinATenthOfThePeakForOtherOptimizersAndF64) {
         "model: {layers: 2, hidden_size: 32, heads: 4, moe: {num_experts: 32, top_k: 1, hidden: 256}}\n"
         "run: {precision: f64}\noptim: {optimizer: lion}",
         "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 4, top_k: 3, hidden: 96}}\n"
-        "optim: {optimizer: sgd}"})
+        "optim: {optimizer: sgd}",
+        "model: {layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64, "
+        "capacity_factor: 2.5, pad_to_capacity: true}}"})
     EXPECT_EQ(too_far(config_of(settings)), "") << settings;
 }
 

@@ -84,12 +84,13 @@ TEST(TransformerOptions, CF_03_EveryViolatedRuleIsNamedAtOnce) {
   try {
     transformer_options(
         "layers: 2, hidden_size: 30, heads: 4, kv_heads: 3, moe: {num_experts: 2, top_k: 4, shared_gate: "
-        "true}");
+        "true, pad_to_capacity: true}");
     FAIL() << "expected an error";
   } catch (const UsageError& e) {
     const std::string text = e.what();
-    for (const char* part : {"divisor of hidden_size (30), got 4", "divisor of heads (4), got 3",
-                             "1..num_experts (2), got 4", "nothing to gate"}) {
+    for (const char* part :
+         {"divisor of hidden_size (30), got 4", "divisor of heads (4), got 3", "1..num_experts (2), got 4",
+          "nothing to gate", "without one there is no capacity"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
     }
   }

@@ -159,6 +159,17 @@ TEST(Parity, PaddingToTheCapacityChangesNothing) {
   }
 }
 
+// Whose tokens have up to as many choices as there are experts.
+TEST(Parity, PaddingToTheCapacityChangesNothingWhereExpertsChoose) {
+  const char* experts =
+      "moe: {num_experts: 8, top_k: 2, hidden: 8, capacity_factor: 0.5, router: expert_choice";
+  const ParityResult want = run_case({.model = str(experts, "}")}, 1);
+  for (const int world : {1, 2}) {
+    const ParityCase c{.ep = world, .model = str(experts, ", pad_to_capacity: true}")};
+    EXPECT_TRUE(same_result(run_case(c, world), want, 1e-11)) << c.name(world);
+  }
+}
+
 TEST(Parity, OtherArchitecturesGiveTheResultOfOneRank) {
   for (const char* model :
        {"bias: true, norm: {kind: layer_norm, placement: post}, position: learned, ffn: {activation: gelu}",
