@@ -4,8 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "tests/cuda/support.h"
-#include "tests/support/attention_cases.h"
+#include "tests/cuda/attention_calls.h"
 
 namespace shoal::testing {
 namespace {
@@ -44,23 +43,6 @@ std::vector<AttentionSpec> row_cases() {
   return cases;
 }
 
-AttentionSpec on(const AttentionSpec& spec, Device device) {
-  AttentionSpec moved = spec;
-  if (spec.document_BS) moved.document_BS = spec.document_BS.to(device);
-  if (spec.alibi_slopes_H) moved.alibi_slopes_H = spec.alibi_slopes_H.to(device);
-  return moved;
-}
-
-/// y and lse.
-Tensors forward(const Tensor& qkv, const AttentionSpec& spec) {
-  const Device device = qkv.device();
-  const Tensor y = Tensor::empty({spec.batch * spec.seq, spec.heads * spec.head_size}, qkv.dtype(), device);
-  const Tensor lse = Tensor::empty({spec.batch * spec.seq, spec.heads}, stats_dtype(qkv.dtype()), device);
-  const auto& kernel = qkv.dtype() == DType::bf16 ? bf16_attention_fwd : attention_fwd;
-  kernel(device, qkv, on(spec, device), y, lse);
-  return {y, lse};
-}
-
 void expect_forward_like_cpu(const AttentionSpec& spec, DType dtype) {
   expect_like_cpu({normal(packed_shape(spec), 1)}, dtype,
                   [&](const Tensors& in) { return forward(in[0], spec); });
@@ -74,16 +56,6 @@ TEST(CudaAttention, ForwardIsTheCpusForAllMasksAndSizes) {
 
 TEST(CudaBf16Attention, ForwardIsTheCpusForAllMasksAndSizes) {
   for (const AttentionSpec& spec : tile_cases()) expect_forward_like_cpu(spec, DType::bf16);
-}
-
-/// dqkv, for y and lse that the same device has computed.
-Tensors backward(const Tensor& qkv, const Tensor& dy, const AttentionSpec& spec) {
-  const Device device = qkv.device();
-  const Tensors results = forward(qkv, spec);
-  const Tensor dqkv = Tensor::empty(qkv.shape(), qkv.dtype(), device);
-  const auto& kernel = qkv.dtype() == DType::bf16 ? bf16_attention_bwd : attention_bwd;
-  kernel(device, {.dy = dy, .qkv = qkv, .y = results[0], .lse = results[1], .dqkv = dqkv}, on(spec, device));
-  return {dqkv};
 }
 
 void expect_backward_like_cpu(const AttentionSpec& spec, DType dtype) {

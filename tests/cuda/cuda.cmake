@@ -26,6 +26,11 @@ if(NOT SHOAL_NCCL_INCLUDE_DIR)
   list(FILTER cuda_test_sources EXCLUDE REGEX "/nccl_")
   list(FILTER cuda_standin_sources EXCLUDE REGEX "/nccl[^/]*$")
 endif()
+if(NOT SHOAL_CUDNN_INCLUDE_DIR)
+  list(FILTER cuda_host_tests EXCLUDE REGEX "/cudnn_")
+  list(FILTER cuda_test_sources EXCLUDE REGEX "/cudnn_")
+  list(FILTER cuda_standin_sources EXCLUDE REGEX "/cudnn[^/]*$")
+endif()
 target_sources(cuda_test PRIVATE ${cuda_host_tests} cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
                ${SHOAL_CUDA_SOURCES} ${SHOAL_CUDA_HOST_SOURCES})
 target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)
@@ -37,13 +42,16 @@ if(SHOAL_SANITIZE)  # unlike tests, kernels are checked by UBSan; and fibers are
   set_source_files_properties(${cuda_emulator_sources} PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
-# cuDNN, asked about GPUs that are not here: no engine of ours in it.
-find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+# cuDNN, asked about GPUs that are not here, for the graphs of the backend: no engine of ours in it.
 find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib)
-if(CUDAToolkit_FOUND AND CUDNN_INCLUDE_DIR AND CUDNN_LIBRARY AND NOT SHOAL_SANITIZE)
-  add_executable(cudnn_test cuda/cudnn/graphs.cpp cuda/cudnn/graph.cpp ${CMAKE_SOURCE_DIR}/core/base/error.cpp)
-  target_link_libraries(cudnn_test PRIVATE shoal_flags GTest::gtest nlohmann_json::nlohmann_json ${CUDNN_LIBRARY} ${CMAKE_DL_LIBS})
-  target_include_directories(cudnn_test PRIVATE ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+if(SHOAL_CUDNN_INCLUDE_DIR AND CUDNN_LIBRARY AND NOT SHOAL_SANITIZE)
+  set(cuda_folder ${CMAKE_SOURCE_DIR}/core/backend/cuda)
+  add_executable(cudnn_test cuda/cudnn/graphs.cpp cuda/cudnn/gpus.cpp ${cuda_folder}/cudnn_graph.cpp
+                 ${cuda_folder}/cudnn_library.cpp ${cuda_folder}/cudnn_attention_graphs.cpp $<TARGET_OBJECTS:core>)
+  # The library is referred to weakly only.
+  target_link_libraries(cudnn_test PRIVATE shoal_flags GTest::gtest nlohmann_json::nlohmann_json PkgConfig::YAMLCPP
+                        -Wl,--no-as-needed ${CUDNN_LIBRARY} ${CMAKE_DL_LIBS})
+  target_include_directories(cudnn_test SYSTEM PRIVATE ${SHOAL_CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
   target_compile_definitions(cudnn_test PRIVATE CUDA_DRIVER_STUB="${CUDAToolkit_LIBRARY_DIR}/stubs/libcuda.so")
   add_test(NAME cudnn COMMAND cudnn_test)
   set_tests_properties(cudnn PROPERTIES TIMEOUT 300)

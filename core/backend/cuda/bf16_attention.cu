@@ -4,6 +4,7 @@
 // rounded to bf16 for the product with the values. Without tensor cores: heads above 256, and decoding of a
 // few tokens.
 #include "core/backend/cuda/attention_tiles.h"
+#include "core/backend/cuda/library_attention.h"
 
 namespace shoal::cuda {
 namespace {
@@ -181,6 +182,7 @@ void attention_fwd_in_tiles(Device device, const AttentionArgs<BFloat16>& a) {
 
 void bf16_attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y,
                              const Tensor& lse) {
+  if (attention_fwd_by_library(qkv, spec, y, lse)) return;
   const Tensor bounds = document_bounds(spec, qkv.device());
   const auto a = attention_args<BFloat16>(qkv, spec, y, lse, bounds);
   if (a.head_size <= kLargestTileHead) {

@@ -6,6 +6,7 @@
 // scores again: seven products where one kernel with atomic sums would need five. p and ds are rounded to
 // bf16 before they are multiplied.
 #include "core/backend/cuda/attention_tiles.h"
+#include "core/backend/cuda/library_attention.h"
 
 namespace shoal::cuda {
 namespace {
@@ -272,6 +273,7 @@ void launch_blocks(Device device, const AttentionArgs<BFloat16>& a,
 }
 
 void bf16_attention_bwd_impl(const AttentionBackward& args, const AttentionSpec& spec) {
+  if (attention_bwd_by_library(args, spec)) return;
   const Device device = args.qkv.device();
   const Tensor bounds = document_bounds(spec, device), delta = attention_delta<BFloat16>(args, spec);
   const auto a = attention_args<BFloat16>(args.qkv, spec, args.y, args.lse, bounds);

@@ -1,68 +1,26 @@
 // cuDNN as an oracle: does the library, for GPUs that are not here, take attention and expert products in the
-// layouts in which Shoal keeps them? Shoal does not call cuDNN; this says what its layouts leave possible.
+// layouts in which Shoal keeps them? The graphs of attention are those of the backend. Expert products by cuDNN are
+// not part of it; the suite says what their layout leaves possible.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
-#include "tests/cuda/cudnn/graph.h"
+#include "core/backend/cuda/cudnn_attention_graphs.h"
+#include "tests/cuda/cudnn/gpus.h"
+#include "tests/support/attention_cases.h"
 
 namespace shoal::testing {
 namespace {
 
+using cuda::CudnnGraph, cuda::CudnnObject;
+
 constexpr cudnnDataType_t kBf16 = CUDNN_DATA_BFLOAT16, kF32 = CUDNN_DATA_FLOAT, kI32 = CUDNN_DATA_INT32;
-
-/// Attention on packed projections (core/ops/attention.h): rows of [G, H/G + 2, C].
-struct PackedAttention {
-  int64_t batch, seq, heads, kv_heads, size;
-};
-
-/// y and log-sum-exp of causal attention, with one group of key/value heads or as many as query heads: only
-/// then do the query heads lie at equal distances. Written out as matrix products, mask and softmax, which is
-/// the form that cuDNN recognises.
-CudnnGraph causal_attention(const PackedAttention& a) {
-  const int64_t B = a.batch, S = a.seq, H = a.heads, G = a.kv_heads, C = a.size, row = (H + 2 * G) * C;
-  const int64_t q_head = G == 1 ? C : (H / G + 2) * C, kv_head = (H / G + 2) * C;
-  CudnnGraph graph;
-  const std::vector<int64_t> scores{B, H, S, S}, rows{B, H, S, 1}, one{1, 1, 1, 1};
-  const std::vector<int64_t> scores_strides{H * S * S, S * S, S, 1}, rows_strides{H * S, S, 1, 1};
-  const auto inner = [&](cudnnDataType_t type) {
-    return graph.tensor(type, scores, scores_strides, TensorKind::inner);
-  };
-  const auto inner_rows = [&] { return graph.tensor(kF32, rows, rows_strides, TensorKind::inner); };
-  const CudnnObject q = graph.tensor(kBf16, {B, H, S, C}, {S * row, q_head, row, 1});
-  const CudnnObject k = graph.tensor(kBf16, {B, G, C, S}, {S * row, kv_head, 1, row});
-  const CudnnObject v = graph.tensor(kBf16, {B, G, S, C}, {S * row, kv_head, row, 1});
-  const CudnnObject y = graph.tensor(kBf16, {B, H, S, C}, {S * H * C, C, H * C, 1});
-  const CudnnObject lse = graph.tensor(kF32, rows, rows_strides);
-  const CudnnObject scale = graph.tensor(kF32, one, one, TensorKind::host_scalar),
-                    lowest = graph.tensor(kF32, one, one, TensorKind::host_scalar);
-
-  const CudnnObject raw = inner(kF32), scaled = inner(kF32), query = inner(kI32), key = inner(kI32),
-                    seen = inner(CUDNN_DATA_BOOLEAN), masked = inner(kF32), centred = inner(kF32),
-                    exponential = inner(kF32), weights = inner(kBf16);
-  const CudnnObject most = inner_rows(), sum = inner_rows(), log = inner_rows();
-  graph.matmul(q, k, raw);
-  graph.pointwise({CUDNN_POINTWISE_MUL, raw, scaled, &scale});
-  graph.pointwise({CUDNN_POINTWISE_GEN_INDEX, scaled, query, nullptr, nullptr, 2, kI32});
-  graph.pointwise({CUDNN_POINTWISE_GEN_INDEX, scaled, key, nullptr, nullptr, 3, kI32});
-  graph.pointwise({CUDNN_POINTWISE_CMP_GE, query, seen, &key, nullptr, -1, kI32});
-  graph.pointwise({CUDNN_POINTWISE_BINARY_SELECT, scaled, masked, &lowest, &seen});
-  graph.reduce(CUDNN_REDUCE_TENSOR_MAX, masked, most);
-  graph.pointwise({CUDNN_POINTWISE_SUB, masked, centred, &most});
-  graph.pointwise({CUDNN_POINTWISE_EXP, centred, exponential});
-  graph.reduce(CUDNN_REDUCE_TENSOR_ADD, exponential, sum);
-  graph.pointwise({CUDNN_POINTWISE_LOG, sum, log});
-  graph.pointwise({CUDNN_POINTWISE_ADD, most, lse, &log});
-  graph.pointwise({CUDNN_POINTWISE_DIV, exponential, weights, &sum});
-  graph.matmul(weights, v, y);
-  return graph;
-}
 
 /// y_RN[rows of e] = x_RK[rows of e] * weight[e]^T, with the first row of each expert on the device.
 /// `transposed`: the weight is [E, K, N] instead of [E, N, K].
 CudnnGraph expert_products(int64_t experts, int64_t rows, int64_t n, int64_t k, bool transposed) {
-  CudnnGraph graph;
+  CudnnGraph graph("expert products");
   constexpr cudnnMoeGroupedMatmulMode_t kMode = CUDNN_MOE_GROUPED_MATMUL_MODE_NONE;
   const std::vector<int64_t> strides =
       transposed ? std::vector<int64_t>{n * k, n, 1} : std::vector<int64_t>{n * k, 1, k};
@@ -70,31 +28,74 @@ CudnnGraph expert_products(int64_t experts, int64_t rows, int64_t n, int64_t k, 
   operation.set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE, CUDNN_TYPE_MOE_GROUPED_MATMUL_MODE, 1, &kMode)
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, kF32)
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC,
-           graph.tensor(kBf16, {1, rows, k}, {rows * k, k, 1}))
-      .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, graph.tensor(kBf16, {experts, k, n}, strides))
+           graph.real(1, kBf16, {1, rows, k}, {rows * k, k, 1}))
+      .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, graph.real(2, kBf16, {experts, k, n}, strides))
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_FIRST_TOKEN_OFFSET_DESC,
-           graph.tensor(kI32, {experts, 1, 1}, {1, 1, 1}))
+           graph.real(3, kI32, {experts, 1, 1}, {1, 1, 1}))
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC,
-           graph.tensor(kBf16, {1, rows, n}, {rows * n, n, 1}));
+           graph.real(4, kBf16, {1, rows, n}, {rows * n, n, 1}));
   graph.add(operation.finalize("expert products"));
   return graph;
 }
 
 class Cudnn : public ::testing::TestWithParam<GpuProperties> {};
 
-TEST_P(Cudnn, TakesCausalAttentionOnPackedProjections) {
-  EXPECT_GE(causal_attention({2, 4096, 16, 16, 128}).engines(GetParam(), 1), 1) << "multi-head";
-  EXPECT_GE(causal_attention({2, 1000, 16, 1, 64}).engines(GetParam(), 1), 1) << "multi-query";
-  // A group of the packed layout as a batch entry: grouped-query attention of one sequence.
-  EXPECT_GE(causal_attention({1, 4096, 4, 1, 128}).engines(GetParam(), 0), 1) << "one group";
+EngineCounts forward_engines(const AttentionSpec& spec, const GpuProperties& gpu, int built = 0) {
+  return engines_of(cuda::attention_forward_graph(cuda::cudnn_calls(spec).each), gpu, built);
+}
+EngineCounts backward_engines(const AttentionSpec& spec, const GpuProperties& gpu, int built = 0) {
+  return engines_of(cuda::attention_backward_graph(cuda::cudnn_calls(spec).each), gpu, built);
+}
+AttentionSpec with_alibi(AttentionSpec spec) {
+  spec.alibi_slopes_H = Tensor::from(alibi_slopes(spec.heads), {spec.heads});
+  return spec;
+}
+
+TEST_P(Cudnn, TakesAttentionOnPackedProjections) {
+  for (const bool causal : {true, false}) {
+    const AttentionSpec specs[] = {make_spec(2, 4096, 16, 16, 128, causal),            // multi-head
+                                   make_spec(2, 1000, 16, 1, 64, causal),              // multi-query
+                                   make_spec(2, 4096, 16, 4, 128, causal),             // a call for each sequence
+                                   make_spec(4, 4096, 16, 2, 128, causal),             // a call for each group
+                                   make_spec(2, 77, 2, 2, 72, causal),                 // ragged
+                                   make_spec(1, 1, 2, 2, 64, causal),                  // one token
+                                   with_alibi(make_spec(2, 4096, 16, 4, 128, causal)),
+                                   with_alibi(make_spec(2, 4096, 16, 16, 64, causal))};
+    for (const AttentionSpec& spec : specs) {
+      const std::string name = cuda::attention_forward_graph(cuda::cudnn_calls(spec).each).name();
+      EXPECT_GE(forward_engines(spec, GetParam()).deterministic, 1) << name;
+      EXPECT_GE(backward_engines(spec, GetParam()).deterministic, 1) << name;
+    }
+  }
+}
+
+TEST_P(Cudnn, MakesPlansForAttention) {
+  const AttentionSpec spec = make_spec(2, 4096, 16, 4, 128);
+  EXPECT_GE(forward_engines(spec, GetParam(), 1).deterministic, 1);
+  EXPECT_GE(backward_engines(spec, GetParam(), 1).deterministic, 1);
+}
+
+TEST_P(Cudnn, HeadSizesAreLimited) {
+  const int64_t hopper_only = GetParam().version == 900 ? 1 : 0;
+  EXPECT_GE(forward_engines(make_spec(2, 256, 2, 2, 256), GetParam()).all, 1);
+  EXPECT_EQ(backward_engines(make_spec(2, 256, 2, 2, 256), GetParam()).all, hopper_only);
+  EXPECT_EQ(forward_engines(make_spec(2, 256, 2, 2, 36), GetParam()).all, 0) << "no multiple of 8";
+}
+
+TEST_P(Cudnn, ABackwardWithTheSameBitsEachTimeStoresGradientsOfScores) {
+  const cuda::CudnnObject device = described(GetParam());
+  const auto engines = cuda::attention_backward_graph(cuda::cudnn_calls(make_spec(2, 4096, 16, 16, 128)).each)
+                           .engines({nullptr, &device});
+  ASSERT_FALSE(engines.empty());
+  EXPECT_GE(engines[0].workspace_bytes(), int64_t{2} * 16 * 4096 * 4096 * 2);
 }
 
 TEST_P(Cudnn, TakesExpertProductsWithWeightsAsTheyAreKept) {
-  EXPECT_GE(expert_products(64, 65536, 1408, 2048, false).engines(GetParam(), 1), 1);
+  EXPECT_GE(engines_of(expert_products(64, 65536, 1408, 2048, false), GetParam(), 1).all, 1);
 }
 
 TEST_P(Cudnn, RefusesExpertProductsWithTransposedWeights) {
-  EXPECT_EQ(expert_products(64, 65536, 1408, 2048, true).engines(GetParam(), 0), 0);
+  EXPECT_EQ(engines_of(expert_products(64, 65536, 1408, 2048, true), GetParam(), 0).all, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(On, Cudnn, ::testing::Values(kA100, kH200, kB200),
