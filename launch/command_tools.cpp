@@ -8,6 +8,7 @@
 #include "launch/checkpoint.h"
 #include "launch/command_support.h"
 #include "launch/commands.h"
+#include "launch/engine_options.h"
 #include "launch/memory.h"
 #include "launch/report.h"
 #include "parallel/bootstrap.h"
@@ -59,7 +60,8 @@ std::string memory_line(const LoadedConfig& loaded, int world) {
   const double available = available_memory();
   std::string line =
       str("# memory per rank, with ", world, world == 1 ? " rank: " : " ranks: ", estimate.text(), "\n");
-  if (estimate.total() > available)
+  const bool on_host = device_of(config).type == DeviceType::cpu;  // a device may be another machine's
+  if (on_host && estimate.total() > available)
     line +=
         str("# more than the ", human_bytes(static_cast<int64_t>(available)), " available on this machine\n");
   return line;

@@ -6,8 +6,9 @@
 #include <sstream>
 
 #include "core/base/text.h"
+#include "core/tensor/device_facts.h"
+#include "launch/engine_options.h"
 #include "optim/optimizer.h"
-#include "parallel/bootstrap.h"
 
 namespace shoal {
 
@@ -107,6 +108,7 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   pass.ep = layout.ep;
   pass.dtype = config.run.dtype();
   pass.bf16 = config.run.bf16();
+  pass.device = device_of(config).type;
   const PassMemory memory = config.model_options().pass_memory(pass);
   MemoryEstimate out;
   out.gradients = params * element;
@@ -130,8 +132,19 @@ double available_memory(const std::filesystem::path& root) {
   return std::min(kibibytes * 1024, left_in_groups(root));
 }
 
+double available_to_rank(Device device, const LaunchInfo& info, int world_size) {
+  const int host_ranks = info.mpi ? info.local_size : world_size;
+  if (device.type == DeviceType::cpu) return available_memory() / host_ranks;
+  const DeviceFacts facts = device_facts(device.type);
+  int sharers = 0;
+  for (int rank = 0; rank < host_ranks; rank++)
+    sharers += !info.mpi || rank % facts.devices == info.local_rank % facts.devices ? 1 : 0;
+  return facts.available_bytes / std::max(1, sharers);
+}
+
 void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, double available) {
   if (estimate.total() <= available) return;
+  const bool on_host = device_of(loaded.config).type == DeviceType::cpu;
   const bool batch = estimate.activations + estimate.work > estimate.total() / 2;
   const std::string key = batch ? "data" : "model";
   const char* fix =
@@ -140,14 +153,13 @@ void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, do
             : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
               "spread experts over more ranks with parallel.ep";
   throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",
-                       estimate.text(), ", expected at most ", bytes_text(available),
-                       ", its share of the memory that is available; ", fix));
+                       estimate.text(), ", expected at most ", bytes_text(available), ", its share of the ",
+                       on_host ? "memory" : "device's memory", " that is available; ", fix));
 }
 
 void require_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, Communicator& world) {
-  const LaunchInfo info = launch_info();
-  const int ranks_here = info.mpi ? info.local_size : world.size();
-  const Tensor share = Tensor::from(std::vector<double>{available_memory() / ranks_here}, Shape{1});
+  const double mine = available_to_rank(open_device(loaded.config), launch_info(), world.size());
+  const Tensor share = Tensor::from(std::vector<double>{mine}, Shape{1});
   world.all_reduce(share, ReduceOp::min).wait();
   check_memory(loaded, estimate, share.to_vector<double>()[0]);
 }

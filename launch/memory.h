@@ -8,6 +8,7 @@
 #include <string>
 
 #include "launch/train_config.h"
+#include "parallel/bootstrap.h"
 #include "parallel/communicator.h"
 
 namespace shoal {
@@ -35,12 +36,17 @@ int64_t expected_vocab_size(const TrainConfig& config);
 /// v2; page cache counts as free). Infinity where the system does not tell. `root` is there for tests.
 double available_memory(const std::filesystem::path& root = "/");
 
+/// What a rank may take of the memory that tensors on `device` lie in: its share of the host's, or, on
+/// another device, of that of its own among the ranks that have the same one. Ranks that are threads
+/// (!info.mpi) all do.
+double available_to_rank(Device device, const LaunchInfo& info, int world_size);
+
 /// UsageError with the breakdown and the keys to lower when the estimate exceeds `available`, the bytes that
 /// one rank may take.
 void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, double available);
 
-/// The same with each rank's share of its machine's memory as it is now; the least share decides for all.
-/// Collective.
+/// The same with what each rank may take where run.device puts tensors, as it is now; the least share decides
+/// for all. Collective.
 void require_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, Communicator& world);
 /// Of a training, with the vocabulary that is expected. Collective.
 void require_memory(const LoadedConfig& loaded, Communicator& world);

@@ -84,6 +84,7 @@ struct PassShape {
   int ep = 1;
   DType dtype = DType::f32;  // of parameters
   bool bf16 = false;
+  DeviceType device = DeviceType::cpu;
 };
 /// Bytes besides weights, gradients and optimizer state; doubles, because they may not fit an int64.
 struct PassMemory {

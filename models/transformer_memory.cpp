@@ -31,7 +31,8 @@ class PassEstimate {
         shape_(shape),
         again_(options.recomputed()),
         gated_(FfnActivationRegistry::make(options.ffn.activation)->gated()),
-        pre_(options.norm.placement == "pre") {
+        pre_(options.norm.placement == "pre"),
+        one_copy_(shape.device != DeviceType::cpu) {
     stats_ = static_cast<double>(dtype_size(shape.dtype));
     element_ = shape.bf16 ? 2 : stats_;
     x_D_ = static_cast<double>(o_.hidden_size) * element_;
@@ -66,15 +67,17 @@ class PassEstimate {
   double copy_bytes() const { return shape_.bf16 && again_.packed_weights ? 2 : 0; }  // of one weight
 
   /// Numbers in one bf16 copy of a matrix (core/ops/bf16_linear.h): in blocks of outputs, and pairs of
-  /// inputs.
-  static double packed(int64_t outputs, int64_t inputs) {
+  /// inputs; on other devices than the cpu as they are.
+  double packed(int64_t outputs, int64_t inputs) const {
+    if (one_copy_) return static_cast<double>(outputs * inputs);
     const int64_t blocks = (outputs + kPackRows - 1) / kPackRows;
     return static_cast<double>(blocks * kPackRows * (inputs + inputs % 2));
   }
-  /// Bytes of the copies for forward and for backward.
-  static double both_copies(int64_t outputs, int64_t inputs) {
-    return 2 * (packed(outputs, inputs) + packed(inputs, outputs));
+  /// Numbers in the copies for forward and for backward, which are one on other devices than the cpu.
+  double both_packed(int64_t outputs, int64_t inputs) const {
+    return packed(outputs, inputs) + (one_copy_ ? 0 : packed(inputs, outputs));
   }
+  double both_copies(int64_t outputs, int64_t inputs) const { return 2 * both_packed(outputs, inputs); }
   double ffn_copies(int64_t width) const {
     return both_copies(gated_ ? 2 * width : width, o_.hidden_size) + both_copies(o_.hidden_size, width);
   }
@@ -97,8 +100,7 @@ class PassEstimate {
     const int64_t block = logits_block(static_cast<int64_t>(shape_.tokens), shape_.vocab_size, shape_.dtype);
     const double logits = static_cast<double>(block) * vocab * stats_;
     return logits * (shape_.bf16 ? 1.5 : 1) + shape_.tokens * 2 * x_D_ +
-           copy_bytes() *
-               (packed(shape_.vocab_size, o_.hidden_size) + packed(o_.hidden_size, shape_.vocab_size));
+           copy_bytes() * both_packed(shape_.vocab_size, o_.hidden_size);
   }
 
   FfnBytes ffn(double rows, int64_t width, double matrices) const {
@@ -180,6 +182,7 @@ class PassEstimate {
   const PassShape& shape_;
   Recompute again_;
   bool gated_, pre_;
+  bool one_copy_;           // of a weight in bf16 serves both passes
   double element_, stats_;  // bytes of a number between layers, and of the stream, statistics and router
   double x_D_, stream_D_;   // a row of width D of either
   double norm_kept_, norm_made_;

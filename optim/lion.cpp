@@ -1,6 +1,6 @@
-// Lion (Chen et al., arXiv:2302.06675, algorithm 2): the sign of an interpolated momentum. One state tensor.
-//   c = b1 m + (1 - b1) g;  p = p - lr * (sign(c) + weight_decay * p);  m = b2 m + (1 - b2) g
-// The loop is plain host code; a device kernel would go to core/ops/optimizer.h like AdamW's.
+// Lion (core/ops/optimizer.h): the sign of an interpolated momentum. One state tensor.
+#include "core/ops/optimizer.h"
+
 #include "optim/optimizer.h"
 
 namespace shoal {
@@ -31,30 +31,17 @@ class Lion final : public Optimizer {
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {
     const Parameter& p = *parameters()[block.index];
-    SHOAL_CHECK(p.value.device().type == DeviceType::cpu, "lion: expected parameters on cpu, got ",
-                p.value.device(), "; use optimizer: adamw");
-    dispatch_float(p.value.dtype(), "lion",
-                   [&]<class T>() { update_typed<T>(p, block, learning_rate, grad_scale); });
+    lion_step(p.value.device(), {.param = block.of(p.value),
+                                 .grad = block.of(p.leaf.grad),
+                                 .m = block.of(m_[block.index]),
+                                 .learning_rate = learning_rate,
+                                 .beta1 = options_.beta1,
+                                 .beta2 = options_.beta2,
+                                 .weight_decay = options_.decay.of(p),
+                                 .grad_scale = grad_scale});
   }
 
  private:
-  template <class T>
-  void update_typed(const Parameter& parameter, const Block& block, double learning_rate,
-                    double grad_scale) const {
-    T* p = parameter.value.data<T>();
-    T* m = m_[block.index].data<T>();
-    const T* grad = parameter.leaf.grad.data<T>();
-    const T b1 = static_cast<T>(options_.beta1), b2 = static_cast<T>(options_.beta2), one = 1;
-    const T lr = static_cast<T>(learning_rate), decay = static_cast<T>(options_.decay.of(parameter));
-    const T scale = static_cast<T>(grad_scale);
-    for (int64_t i = block.begin; i < block.end; i++) {
-      const T g = scale * grad[i], c = b1 * m[i] + (one - b1) * g;
-      const T sign = static_cast<T>((c > 0) - (c < 0));
-      p[i] -= lr * (sign + decay * p[i]);
-      m[i] = b2 * m[i] + (one - b2) * g;
-    }
-  }
-
   LionOptions options_;
   std::vector<Tensor> m_;
 };

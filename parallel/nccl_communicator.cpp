@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -337,6 +339,17 @@ std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key, const 
     });
 
 }  // namespace
+
+bool ordered_sums_named(const char* name) {
+  const std::string_view value = name == nullptr ? "" : name;
+  if (value.empty() || value == "ordered") return true;
+  if (value == "nccl") return false;
+  throw UsageError(str("SHOAL_NCCL_SUMS: expected ordered or nccl, got '", value, "'"));
+}
+
+bool ordered_sums_wanted() {
+  return ordered_sums_named(std::getenv("SHOAL_NCCL_SUMS"));
+}
 
 std::shared_ptr<Communicator> make_nccl_group(const std::shared_ptr<Communicator>& host, Device device,
                                               const NcclOptions& options, std::string* why) {

@@ -24,8 +24,13 @@
 
 namespace shoal {
 
+/// What a value of SHOAL_NCCL_SUMS means: ordered (also null and ""), or nccl. Throws UsageError.
+bool ordered_sums_named(const char* name);
+/// The environment's.
+bool ordered_sums_wanted();
+
 struct NcclOptions {
-  bool ordered_sums = true;
+  bool ordered_sums = ordered_sums_wanted();
   double limit_s = wait_limit_s();  // of one wait; 0: none
   /// Elements of a tensor times ranks times their size, up to which ordered all_reduce moves everything to
   /// everyone: one exchange instead of two.

@@ -32,4 +32,15 @@ inline constinit Kernel<void(const SgdStep&)> sgd_step("sgd_step", [](const SgdS
   return Cost{.bytes = 2 * bytes_of(s.param, s.momentum) + bytes_of(s.grad)};
 });
 
+/// Lion (Chen et al., arXiv:2302.06675, algorithm 2). All tensors f32, or all f64.
+///   g = grad_scale * grad;  c = b1 m + (1 - b1) g;  p = p - lr * (sign(c) + weight_decay * p)
+///   m = b2 m + (1 - b2) g
+struct LionStep {
+  Tensor param, grad, m;
+  double learning_rate, beta1, beta2, weight_decay, grad_scale;
+};
+inline constinit Kernel<void(const LionStep&)> lion_step("lion_step", [](const LionStep& s) {
+  return Cost{.bytes = 2 * bytes_of(s.param, s.m) + bytes_of(s.grad)};
+});
+
 }  // namespace shoal

@@ -68,7 +68,7 @@ if(NOT SHOAL_CLANGXX)
   return()
 endif()
 # Thousands of calls of ranks that are threads: too slow for TSan.
-list(FILTER cuda_test_sources EXCLUDE REGEX "/((nccl_)?communicator|engine)_test\\.cpp$")
+list(FILTER cuda_test_sources EXCLUDE REGEX "/((nccl_)?communicator|engine(_memory)?)_test\\.cpp$")
 set(tsan_objects "")
 set(cuda_header_flags ${SHOAL_CUDA_INCLUDE_DIRS})
 list(TRANSFORM cuda_header_flags PREPEND -isystem)

@@ -49,6 +49,27 @@ TEST(CudaOptimizer, SgdStepsAreThoseOfTheCpu) {
   }
 }
 
+TEST(CudaOptimizer, LionStepsAreThoseOfTheCpu) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    for (const int64_t count : kCounts) {
+      expect_like_cpu({normal({count}, 1), normal({count}, 2), normal({count}, 3)}, dtype,
+                      [](const Tensors& in) {
+                        Tensors t = all_to(in, in[0].device());
+                        for (int step = 0; step < 2; step++)
+                          lion_step(in[0].device(), {t[0], t[1], t[2], 0.01, 0.9, 0.99, 0.1, 0.5});
+                        return t;
+                      });
+    }
+  }
+}
+
+TEST(CudaOptimizer, LionLeavesAParameterWithoutGradientAndMomentumButForItsDecay) {
+  const Tensor param = Tensor::from(std::vector<float>(40, 2.0F), {40}, kCuda);
+  const Tensor zero = Tensor::zeros({40}, DType::f32, kCuda);
+  lion_step(kCuda, {param, zero, zero.clone(), 0.5, 0.9, 0.99, 0.25, 1});
+  EXPECT_EQ(to_doubles(param), std::vector<double>(40, 2 - 0.5 * 0.25 * 2));
+}
+
 TEST(CudaOptimizer, NanInAGradientStaysInItsElement) {
   const Tensor param = Tensor::zeros({40}, DType::f32, kCuda), m = param.clone(), v = param.clone();
   std::vector<float> grads(40, 1.0F);

@@ -6,58 +6,24 @@
 #include <cmath>
 #include <limits>
 
-#include "launch/engine.h"
 #include "tests/launch/every_key.h"
+#include "tests/support/measured_memory.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_run.h"
 
 namespace shoal::testing {
 namespace {
 
-constexpr int64_t kVocab = 500;
+constexpr int64_t kVocab = kMeasuredVocab;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-/// Highest number of bytes of tensors alive while a model is built and takes two steps, less what was there.
-double measured_bytes(const TrainConfig& config) {
-  const DeviceRuntime& cpu = device_runtime(DeviceType::cpu);
-  const int64_t before = cpu.stats().current_bytes;
-  device_runtime(DeviceType::cpu).reset_peak();
-  const Mesh mesh(make_single_communicator(), ParallelLayout{});
-  EngineOptions options;
-  options.model = config.model;
-  options.optimizer = config.optim.optimizer;
-  options.dispatcher = config.parallel.dispatcher;
-  options.vocab_size = kVocab;
-  options.seq_len = config.data.seq_len;
-  options.dtype = config.run.dtype();
-  options.bf16 = config.run.bf16();
-  TrainEngine engine(options, mesh);
-  std::vector<std::vector<int32_t>> rows(static_cast<size_t>(config.data.global_batch));
-  for (size_t r = 0; r < rows.size(); r++) {
-    for (int64_t s = 0; s < config.data.seq_len; s++)
-      rows[r].push_back(static_cast<int32_t>((r * 131 + static_cast<size_t>(s) * 71) % kVocab));
-  }
-  const ModelBatch batch = batch_of(rows);
-  for (int i = 0; i < 2; i++) engine.step(std::span(&batch, 1), 1e-3);
-  return static_cast<double>(cpu.stats().peak_bytes - before);
-}
-
 TrainConfig config_of(const std::string& settings, const std::vector<std::string>& overrides = {}) {
   const std::string text = "data: {text: t, seq_len: 64, global_batch: 8}\n" + settings;
   return load_train_config_text(text, "exp.yaml", overrides, 1).config;
-}
-
-/// "" when the estimate is within a tenth of the measured peak.
-std::string too_far(const TrainConfig& config) {
-  const MemoryEstimate estimate = estimate_memory(config, layout_of(config, 1), kVocab);
-  const double measured = measured_bytes(config);
-  if (std::abs(estimate.total() - measured) < 0.1 * measured) return "";
-  return str(estimate.text(), ", measured ", measured / (1 << 20),
-             " MiB: ", 100 * (estimate.total() / measured - 1), " % off\n");
 }
 
 const char* const kModels[] = {

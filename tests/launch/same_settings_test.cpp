@@ -42,6 +42,28 @@ TEST(SameSettings, EveryRankNamesTheRankAndKeyThatDiffer) {
     EXPECT_NE(message.find("rank 2: run.profile: "), std::string::npos) << message;
 }
 
+TEST(SameSettings, VariablesThatChangeBitsMustBeEqual) {
+  for (const char* which : {"SHOAL_ATTENTION", "SHOAL_GEMM", "SHOAL_NCCL_SUMS"}) {
+    std::vector<std::string> messages(3);
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+      const int rank = world->rank();
+      const VariableReader read = [&](const char* name) {
+        return rank == 1 && std::string(name) == which ? "other" : std::string();
+      };
+      try {
+        require_same_settings(config_with({}), *world, read);
+      } catch (const UsageError& e) {
+        messages[static_cast<size_t>(rank)] = e.what();
+      }
+    });
+    for (const std::string& message : messages)
+      EXPECT_NE(message.find(str("rank 1: environment variable ", which,
+                                 ": expected nothing as on rank 0, got other")),
+                std::string::npos)
+          << message;
+  }
+}
+
 TEST(SameSettings, ThreadsMayDiffer) {
   EXPECT_EQ(told({"run.threads=7"}), std::vector<std::string>(3));
 }

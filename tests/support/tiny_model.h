@@ -53,7 +53,7 @@ struct TinyModel {
 };
 
 /// Rows of tokens with next-token labels (the last one ignored) and positions 0, 1, ...
-inline ModelBatch batch_of(const std::vector<std::vector<int32_t>>& rows) {
+inline ModelBatch batch_of(const std::vector<std::vector<int32_t>>& rows, Device device = {}) {
   ModelBatch batch;
   batch.batch = static_cast<int64_t>(rows.size());
   batch.seq = static_cast<int64_t>(rows.front().size());
@@ -66,9 +66,9 @@ inline ModelBatch batch_of(const std::vector<std::vector<int32_t>>& rows) {
     }
   }
   const Shape shape{batch.batch * batch.seq};
-  batch.tokens_T = Tensor::from(tokens, shape);
-  batch.labels_T = Tensor::from(labels, shape);
-  batch.positions_T = Tensor::from(positions, shape);
+  batch.tokens_T = Tensor::from(tokens, shape, device);
+  batch.labels_T = Tensor::from(labels, shape, device);
+  batch.positions_T = Tensor::from(positions, shape, device);
   return batch;
 }
 

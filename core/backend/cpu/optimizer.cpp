@@ -51,9 +51,29 @@ void sgd_step_impl(const SgdStep& s) {
   });
 }
 
+void lion_step_impl(const LionStep& s) {
+  dispatch_float(s.param.dtype(), "lion_step", [&]<class T>() {
+    T* p = s.param.data<T>();
+    T* m = s.m.data<T>();
+    const T* grad = s.grad.data<T>();
+    const T b1 = static_cast<T>(s.beta1), b2 = static_cast<T>(s.beta2), one = 1;
+    const T lr = static_cast<T>(s.learning_rate), decay = static_cast<T>(s.weight_decay);
+    const T grad_scale = static_cast<T>(s.grad_scale);
+    const int64_t n = s.param.numel();
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+      const T g = grad_scale * grad[i], c = b1 * m[i] + (one - b1) * g;
+      const T sign = (c > 0 ? one : T(0)) - (c < 0 ? one : T(0));
+      p[i] -= lr * (sign + decay * p[i]);
+      m[i] = b2 * m[i] + (one - b2) * g;
+    }
+  });
+}
+
 [[maybe_unused]] const bool added[] = {
     adamw_step.add(DeviceType::cpu, &adamw_step_impl, kIsaLevel),
     sgd_step.add(DeviceType::cpu, &sgd_step_impl, kIsaLevel),
+    lion_step.add(DeviceType::cpu, &lion_step_impl, kIsaLevel),
 };
 
 // clang-format off

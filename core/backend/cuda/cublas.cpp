@@ -140,6 +140,11 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
+  int64_t workspace_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& [stream, workspace] : workspaces_) bytes += workspace.num_bytes();
+    return bytes;
+  }
   const Stream& side(int i) const { return side_[static_cast<size_t>(i)]; }
 
   void run(const Product& p, const Stream& stream) {
@@ -284,6 +289,10 @@ class Spread {
 
 const ProductCounts& product_counts() {
   return counts();
+}
+
+int64_t product_workspace_bytes(Device device) {
+  return library_of(device).workspace_bytes();
 }
 
 int64_t ragged_range(int64_t size) {

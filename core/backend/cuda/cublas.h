@@ -35,6 +35,8 @@ struct ProductCounts {
 };
 /// Of the calling thread.
 const ProductCounts& product_counts();
+/// Of the workspaces of the calling thread, which stay: at most 32 MiB for each of its streams.
+int64_t product_workspace_bytes(Device device);
 
 /// The top of the range for which the algorithm for `size` is chosen: at most a quarter above it, or 16.
 int64_t ragged_range(int64_t size);

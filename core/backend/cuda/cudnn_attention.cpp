@@ -39,7 +39,8 @@ class Library {
     std::string why;
     functions_ = cudnn_library(&why);
     if (functions_ == nullptr)
-      throw UsageError(str("SHOAL_ATTENTION=cudnn: ", why, "; install cuDNN, or leave SHOAL_ATTENTION unset"));
+      throw UsageError(
+          str("SHOAL_ATTENTION=cudnn: ", why, "; install cuDNN, or leave SHOAL_ATTENTION unset"));
     use_device();
     check_cudnn(functions_->create(&handle_), str("start on ", device));
   }
@@ -82,8 +83,8 @@ class Library {
       for (const CudnnEngine& engine : graph.engines(target)) {
         if (!engine.deterministic()) continue;
         if (engine.workspace_bytes() > cudnn_limits().workspace_bytes) {
-          *why = str(graph.name(), ": an engine with the same bits each time wants ", engine.workspace_bytes(),
-                     " bytes, more than ", cudnn_limits().workspace_bytes);
+          *why = str(graph.name(), ": an engine with the same bits each time wants ",
+                     engine.workspace_bytes(), " bytes, more than ", cudnn_limits().workspace_bytes);
           continue;
         }
         if (std::optional<Plan> plan = make(graph, engine, why)) return plan;

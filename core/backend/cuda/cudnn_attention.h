@@ -1,7 +1,8 @@
-// cuDNN's fused attention behind the kernels of bf16_attention.cu (library_attention.h), for bf16, with a causal
-// mask or none, with or without ALiBi, and head sizes that are multiples of 8. A plan for each shape is made when
-// the shape first comes and kept by the thread. What cuDNN does not take is left to our own kernels, with a line
-// in the log; so are documents, and backwards whose engines want more memory than they may.
+// cuDNN's fused attention behind the kernels of bf16_attention.cu (library_attention.h), for bf16, with a
+// causal mask or none, with or without ALiBi, and head sizes that are multiples of 8. A plan for each shape
+// is made when the shape first comes and kept by the thread. What cuDNN does not take is left to our own
+// kernels, with a line in the log; so are documents, and backwards whose engines want more memory than they
+// may.
 #pragma once
 
 #include <cstddef>

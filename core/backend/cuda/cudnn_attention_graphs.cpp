@@ -8,9 +8,8 @@ constexpr cudnnDataType_t kBf16 = CUDNN_DATA_BFLOAT16, kF32 = CUDNN_DATA_FLOAT, 
 using Sizes = std::vector<int64_t>;
 
 std::string name_of(const char* pass, const CudnnAttention& a) {
-  return str("attention ", pass, " of ", a.batch, " x ", a.seq, " tokens, ", a.heads, " heads of ", a.head_size,
-             ", ", a.kv_heads, " of keys", a.causal ? ", causal" : "",
-             a.alibi ? ", ALiBi" : "");
+  return str("attention ", pass, " of ", a.batch, " x ", a.seq, " tokens, ", a.heads, " heads of ",
+             a.head_size, ", ", a.kv_heads, " of keys", a.causal ? ", causal" : "", a.alibi ? ", ALiBi" : "");
 }
 
 /// What both graphs have.
@@ -50,7 +49,8 @@ class Builder {
     return graph_.inner(type, {a_.batch, H, S, C}, {H * S * C, S * C, C, 1});
   }
   CudnnObject inner_keys() {
-    return graph_.inner(kBf16, {a_.batch, a_.kv_heads, a_.seq, a_.head_size}, {a_.kv[0], a_.kv[1], a_.kv[2], 1});
+    return graph_.inner(kBf16, {a_.batch, a_.kv_heads, a_.seq, a_.head_size},
+                        {a_.kv[0], a_.kv[1], a_.kv[2], 1});
   }
 
   /// mode(x, b) as scores.
@@ -117,7 +117,8 @@ class Builder {
 }  // namespace
 
 CudnnCalls cudnn_calls(const AttentionSpec& spec) {
-  const int64_t B = spec.batch, S = spec.seq, H = spec.heads, G = spec.kv_heads, C = spec.head_size, per = H / G;
+  const int64_t B = spec.batch, S = spec.seq, H = spec.heads, G = spec.kv_heads, C = spec.head_size,
+                per = H / G;
   const int64_t group = (per + 2) * C, row = G * group;
   CudnnCalls calls;
   CudnnAttention& a = calls.each;
@@ -157,7 +158,8 @@ CudnnGraph attention_forward_graph(const CudnnAttention& a) {
   const CudnnObject scores = b.masked(b.scaled_scores(q, k));
   const CudnnObject most = b.row_numbers(), sum = b.row_numbers(), log = b.row_numbers();
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, most);
-  const CudnnObject exponential = b.scores_of(CUDNN_POINTWISE_EXP, b.scores_of(CUDNN_POINTWISE_SUB, scores, &most));
+  const CudnnObject exponential =
+      b.scores_of(CUDNN_POINTWISE_EXP, b.scores_of(CUDNN_POINTWISE_SUB, scores, &most));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, exponential, sum);
   graph.pointwise({CUDNN_POINTWISE_LOG, sum, log});
   graph.pointwise({CUDNN_POINTWISE_ADD, most, lse, &log});

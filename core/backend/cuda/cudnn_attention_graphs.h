@@ -32,7 +32,8 @@ struct CudnnCalls {
   /// Elements from the beginning of one call's tensors to the next one's.
   int64_t qkv_step = 0, y_step = 0, lse_step = 0, slope_step = 0;
 };
-/// Of attention without documents: cuDNN's fused engines take no mask from memory but a whole matrix of scores.
+/// Of attention without documents: cuDNN's fused engines take no mask from memory but a whole matrix of
+/// scores.
 CudnnCalls cudnn_calls(const AttentionSpec& spec);
 
 /// Ids of tensors in the graphs.
@@ -55,9 +56,10 @@ enum class AttentionTensor : int64_t {
 
 /// q, k, v, scale (, slopes) (, lowest when causal) -> y, lse (natural logarithm).
 CudnnGraph attention_forward_graph(const CudnnAttention& a);
-/// Those, y, lse, dy, one -> delta, dq, dk, dv. dq is a product of its own, of gradients of scores that the engine
-/// stores: so its bits are the same each time, at the price of batch * heads * seq * seq elements of bf16. (With dq
-/// added up in f32 engines want less memory and use atomic sums, which their notes do not mention.)
+/// Those, y, lse, dy, one -> delta, dq, dk, dv. dq is a product of its own, of gradients of scores that the
+/// engine stores: so its bits are the same each time, at the price of batch * heads * seq * seq elements of
+/// bf16. (With dq added up in f32 engines want less memory and use atomic sums, which their notes do not
+/// mention.)
 CudnnGraph attention_backward_graph(const CudnnAttention& a);
 
 }  // namespace shoal::cuda

@@ -33,8 +33,9 @@ void check_cudnn(cudnnStatus_t status, const std::string& what) {
   if (status == CUDNN_STATUS_SUCCESS) return;
   std::array<char, 1024> text{};
   library().last_error_string(text.data(), text.size());
-  throw CudnnError(status, str("cuDNN: ", what, ": ", library().error_string(status), ' ', text.data(),
-                               "; SHOAL_ATTENTION=own does without cuDNN, CUDNN_LOGLEVEL_DBG=2 makes it say more"));
+  throw CudnnError(status,
+                   str("cuDNN: ", what, ": ", library().error_string(status), ' ', text.data(),
+                       "; SHOAL_ATTENTION=own does without cuDNN, CUDNN_LOGLEVEL_DBG=2 makes it say more"));
 }
 
 CudnnObject::CudnnObject(cudnnBackendDescriptorType_t type) {
@@ -75,12 +76,12 @@ bool CudnnEngine::deterministic() const {
   CudnnObject engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t to = engine.get();
   int64_t count = 0;
-  check_cudnn(library().get_attribute(config_.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                      1, &count, &to),
+  check_cudnn(library().get_attribute(config_.get(), CUDNN_ATTR_ENGINECFG_ENGINE,
+                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &to),
               "engine of a configuration");
   std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
-  check_cudnn(library().get_attribute(engine.get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                      std::ssize(notes), &count, notes.data()),
+  check_cudnn(library().get_attribute(engine.get(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                      CUDNN_TYPE_NUMERICAL_NOTE, std::ssize(notes), &count, notes.data()),
               "notes of an engine");
   const auto end = notes.begin() + std::min<int64_t>(count, std::ssize(notes));
   return std::find(notes.begin(), end, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == end;

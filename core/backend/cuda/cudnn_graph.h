@@ -1,6 +1,6 @@
 // Operation graphs of cuDNN through its C interface, and the plans that its engines make of them. Engines are
-// asked of the device of a handle; or of one that is only described, so that graphs can be checked, and kernels be
-// generated, where there is none (tests/cuda/cudnn).
+// asked of the device of a handle; or of one that is only described, so that graphs can be checked, and
+// kernels be generated, where there is none (tests/cuda/cudnn).
 #pragma once
 
 #include <cudnn.h>
@@ -31,7 +31,8 @@ class CudnnError : public Error {
 /// Throws CudnnError, which names `what`, unless `status` is success.
 void check_cudnn(cudnnStatus_t status, const std::string& what);
 
-/// Bytes to whose multiples the pointers of real tensors must point: rows of bf16 are read as wide as it goes.
+/// Bytes to whose multiples the pointers of real tensors must point: rows of bf16 are read as wide as it
+/// goes.
 int64_t cudnn_alignment(cudnnDataType_t type);
 
 /// One object of the interface, shared by its copies.

@@ -1,6 +1,6 @@
-// The functions of cuDNN that the backend calls. The program is not linked with cuDNN, whose libraries most runs
-// never need: they are loaded when attention first asks for them. A program that is linked with the functions
-// (the tests: with the library, or with a stand-in) uses those.
+// The functions of cuDNN that the backend calls. The program is not linked with cuDNN, whose libraries most
+// runs never need: they are loaded when attention first asks for them. A program that is linked with the
+// functions (the tests: with the library, or with a stand-in) uses those.
 #pragma once
 
 #include <cudnn.h>
@@ -24,8 +24,8 @@ struct CudnnLibrary {
   decltype(&cudnnBackendExecute) execute = nullptr;
 };
 
-/// Null when this process has no cuDNN of the major version that the program was compiled for, or an older one
-/// than kOldestCudnn: *why says which. The answer stays the same. Thread-safe.
+/// Null when this process has no cuDNN of the major version that the program was compiled for, or an older
+/// one than kOldestCudnn: *why says which. The answer stays the same. Thread-safe.
 const CudnnLibrary* cudnn_library(std::string* why = nullptr);
 
 /// Older ones miscompute attention backward for lengths that are no multiple of 128 unless they get a padding

@@ -210,6 +210,13 @@ void DeviceMemory::mark(const Stream& stream) {
   memory.releases_at_mark = releases;
 }
 
+int64_t DeviceMemory::free_bytes() const {
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  for (const auto& [handle, memory] : memories_) bytes += memory.pool.free_bytes();
+  return bytes;
+}
+
 void DeviceMemory::flush() {
   // What is released from here on may still be in use.
   std::vector<std::pair<Stream, uint64_t>> before;

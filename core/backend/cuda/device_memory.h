@@ -25,6 +25,8 @@ class DeviceMemory {
   void used_on(void* data, const Stream& stream);
   void count_foreign(int64_t bytes) noexcept;
   MemoryStats stats() const;
+  /// Of what was obtained from the system, free now.
+  int64_t free_bytes() const;
   void reset_peak();
   /// Gives all segments that no tensor uses back to the system, after all work.
   void flush();

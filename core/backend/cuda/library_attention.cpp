@@ -12,7 +12,8 @@ constinit LibraryAttention registered;
 const LibraryAttention& library() {
   if (registered.forward == nullptr)
     throw UsageError(
-        "SHOAL_ATTENTION=cudnn, but this program was built without cudnn.h; install cuDNN and configure again, or "
+        "SHOAL_ATTENTION=cudnn, but this program was built without cudnn.h; install cuDNN and configure "
+        "again, or "
         "leave SHOAL_ATTENTION unset");
   return registered;
 }
@@ -36,7 +37,8 @@ bool set_library_attention(const LibraryAttention& functions) {
   return true;
 }
 
-bool attention_fwd_by_library(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
+bool attention_fwd_by_library(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y,
+                              const Tensor& lse) {
   return attention_kernels() == AttentionKernels::cudnn && library().forward(qkv, spec, y, lse);
 }
 

@@ -23,7 +23,8 @@ struct LibraryAttention {
 bool set_library_attention(const LibraryAttention& functions);
 
 /// Asks the library, when it is the choice. Throws UsageError when it is chosen and not part of the program.
-bool attention_fwd_by_library(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse);
+bool attention_fwd_by_library(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y,
+                              const Tensor& lse);
 bool attention_bwd_by_library(const AttentionBackward& args, const AttentionSpec& spec);
 
 }  // namespace shoal::cuda

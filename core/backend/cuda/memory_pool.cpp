@@ -11,11 +11,13 @@ MemoryPool::Segment& MemoryPool::segment_of(char* data) {
 
 void MemoryPool::add_free(char* data, int64_t bytes) {
   by_address_[data] = bytes;
+  free_bytes_ += bytes;
   by_size_.insert({bytes, data});
 }
 
 void MemoryPool::remove_free(char* data, int64_t bytes) {
   by_address_.erase(data);
+  free_bytes_ -= bytes;
   by_size_.erase({bytes, data});
 }
 

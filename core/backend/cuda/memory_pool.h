@@ -30,6 +30,7 @@ class MemoryPool {
   std::vector<Segment> take_unused(uint64_t up_to_release);
   bool has_unused() const;
   uint64_t num_releases() const { return num_releases_; }
+  int64_t free_bytes() const { return free_bytes_; }
 
  private:
   Segment& segment_of(char* data);
@@ -40,6 +41,7 @@ class MemoryPool {
   std::map<char*, int64_t> by_address_;
   std::set<std::pair<int64_t, char*>> by_size_;
   uint64_t num_releases_ = 0;
+  int64_t free_bytes_ = 0;
 };
 
 }  // namespace shoal::cuda

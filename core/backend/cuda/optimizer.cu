@@ -90,9 +90,48 @@ void sgd_step_impl(const SgdStep& s) {
   });
 }
 
+template <class T>
+struct Lion {
+  static constexpr int kPack = cuda::kPack<T>;
+  T* param;
+  const T* grad;
+  T* m;
+  T learning_rate, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, grad_scale;
+  template <int N>
+  SHOAL_DEVICE void at(int64_t i) const {
+    auto p = load<N>(param + i), mean = load<N>(m + i);
+    const auto gradient = load<N>(grad + i);
+    for (int j = 0; j < N; j++) {
+      const T g = grad_scale * gradient.v[j], c = beta1 * mean.v[j] + one_minus_beta1 * g;
+      const T sign = (c > 0 ? T(1) : T(0)) - (c < 0 ? T(1) : T(0));
+      p.v[j] -= learning_rate * (sign + decay * p.v[j]);
+      mean.v[j] = beta2 * mean.v[j] + one_minus_beta2 * g;
+    }
+    store<N>(param + i, p);
+    store<N>(m + i, mean);
+  }
+};
+
+void lion_step_impl(const LionStep& s) {
+  dispatch_float(s.param.dtype(), "lion_step", [&]<class T>() {
+    const Lion<T> body{s.param.data<T>(),
+                       s.grad.data<T>(),
+                       s.m.data<T>(),
+                       static_cast<T>(s.learning_rate),
+                       static_cast<T>(s.beta1),
+                       static_cast<T>(s.beta2),
+                       T(1) - static_cast<T>(s.beta1),
+                       T(1) - static_cast<T>(s.beta2),
+                       static_cast<T>(s.weight_decay),
+                       static_cast<T>(s.grad_scale)};
+    map(s.param.device(), s.param.numel(), all_aligned({body.param, body.grad, body.m}), body);
+  });
+}
+
 [[maybe_unused]] const bool added[] = {
     adamw_step.add(DeviceType::cuda, &adamw_step_impl),
     sgd_step.add(DeviceType::cuda, &sgd_step_impl),
+    lion_step.add(DeviceType::cuda, &lion_step_impl),
 };
 
 }  // namespace

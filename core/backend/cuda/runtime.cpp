@@ -5,15 +5,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "core/backend/cuda/device_memory.h"
 #include "core/backend/cuda/error.h"
 #include "core/backend/cuda/fault_record.h"
 #include "core/backend/cuda/staging.h"
 #include "core/backend/cuda/wait.h"
+#include "core/tensor/device_facts.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/stream.h"
 
@@ -109,6 +110,7 @@ class CudaRuntime final : public DeviceRuntime {
   MemoryStats stats() const override { return memory_.stats(); }
   void reset_peak() override { memory_.reset_peak(); }
   void release_idle_memory() { memory_.flush(); }
+  int64_t free_bytes() const { return memory_.free_bytes(); }
 
  private:
   bool is_locked(const void* data, int64_t bytes) const {
@@ -129,15 +131,29 @@ CudaRuntime& runtime() {
   return *only;
 }
 
-[[maybe_unused]] const bool added = register_device_runtime(DeviceType::cuda, &runtime());
+DeviceFacts facts() {
+  use_device();
+  DeviceFacts out;
+  size_t free_bytes = 0, total_bytes = 0;
+  SHOAL_CUDA_CALL(cudaGetDeviceCount(&out.devices));
+  SHOAL_CUDA_CALL(cudaMemGetInfo(&free_bytes, &total_bytes));
+  out.available_bytes = static_cast<double>(free_bytes) + static_cast<double>(runtime().free_bytes());
+  return out;
+}
+
+[[maybe_unused]] const bool added[] = {register_device_runtime(DeviceType::cuda, &runtime()),
+                                       register_device_facts(DeviceType::cuda, &facts)};
 
 }  // namespace
 
 MemoryOptions& memory_options() {
   static MemoryOptions options = [] {
     MemoryOptions made;
-    const char* cache = std::getenv("SHOAL_CUDA_CACHE");
-    made.cache = cache == nullptr || std::strcmp(cache, "0") != 0;
+    const char* text = std::getenv("SHOAL_CUDA_CACHE");
+    const std::string_view value = text == nullptr ? "" : text;
+    if (!value.empty() && value != "0" && value != "1")
+      throw UsageError(str("SHOAL_CUDA_CACHE: expected 0 or 1, got '", value, "'"));
+    made.cache = value != "0";
     return made;
   }();
   return options;

@@ -1,5 +1,5 @@
-// GPUs that are not there, as cuDNN takes them: their properties as text, so that graphs can be checked, and kernels
-// be generated.
+// GPUs that are not there, as cuDNN takes them: their properties as text, so that graphs can be checked, and
+// kernels be generated.
 #pragma once
 
 #include <string>
@@ -25,7 +25,8 @@ struct EngineCounts {
   int64_t all = 0, deterministic = 0;
 };
 /// How many engines take the graph on that GPU. The first `built` of those that are counted as deterministic
-/// generate their kernels, which may fail only where the kernel would be loaded onto the GPU; else CudnnError.
+/// generate their kernels, which may fail only where the kernel would be loaded onto the GPU; else
+/// CudnnError.
 EngineCounts engines_of(const cuda::CudnnGraph& graph, const GpuProperties& gpu, int built);
 
 }  // namespace shoal::testing

@@ -1,6 +1,6 @@
 // cuDNN as an oracle: does the library, for GPUs that are not here, take attention and expert products in the
-// layouts in which Shoal keeps them? The graphs of attention are those of the backend. Expert products by cuDNN are
-// not part of it; the suite says what their layout leaves possible.
+// layouts in which Shoal keeps them? The graphs of attention are those of the backend. Expert products by
+// cuDNN are not part of it; the suite says what their layout leaves possible.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,8 @@ CudnnGraph expert_products(int64_t experts, int64_t rows, int64_t n, int64_t k, 
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, kF32)
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC,
            graph.real(1, kBf16, {1, rows, k}, {rows * k, k, 1}))
-      .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, graph.real(2, kBf16, {experts, k, n}, strides))
+      .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC,
+           graph.real(2, kBf16, {experts, k, n}, strides))
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_FIRST_TOKEN_OFFSET_DESC,
            graph.real(3, kI32, {experts, 1, 1}, {1, 1, 1}))
       .set(CUDNN_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC,
@@ -53,12 +54,12 @@ AttentionSpec with_alibi(AttentionSpec spec) {
 
 TEST_P(Cudnn, TakesAttentionOnPackedProjections) {
   for (const bool causal : {true, false}) {
-    const AttentionSpec specs[] = {make_spec(2, 4096, 16, 16, 128, causal),            // multi-head
-                                   make_spec(2, 1000, 16, 1, 64, causal),              // multi-query
-                                   make_spec(2, 4096, 16, 4, 128, causal),             // a call for each sequence
-                                   make_spec(4, 4096, 16, 2, 128, causal),             // a call for each group
-                                   make_spec(2, 77, 2, 2, 72, causal),                 // ragged
-                                   make_spec(1, 1, 2, 2, 64, causal),                  // one token
+    const AttentionSpec specs[] = {make_spec(2, 4096, 16, 16, 128, causal),  // multi-head
+                                   make_spec(2, 1000, 16, 1, 64, causal),    // multi-query
+                                   make_spec(2, 4096, 16, 4, 128, causal),   // a call for each sequence
+                                   make_spec(4, 4096, 16, 2, 128, causal),   // a call for each group
+                                   make_spec(2, 77, 2, 2, 72, causal),       // ragged
+                                   make_spec(1, 1, 2, 2, 64, causal),        // one token
                                    with_alibi(make_spec(2, 4096, 16, 4, 128, causal)),
                                    with_alibi(make_spec(2, 4096, 16, 16, 64, causal))};
     for (const AttentionSpec& spec : specs) {

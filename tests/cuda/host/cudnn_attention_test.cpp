@@ -45,8 +45,8 @@ Tensors all_results(const AttentionSpec& spec, DType dtype, Device device) {
 void expect_like_cpu(const AttentionSpec& spec) {
   const Tensors got = all_results(spec, DType::bf16, kCuda), cpu = all_results(spec, DType::bf16, kCpu),
                 exact = all_results(spec, DType::f64, kCpu);
-  const std::string what = str(spec.batch, " x ", spec.seq, ", ", spec.heads, " heads of ", spec.head_size, ", ",
-                               spec.kv_heads, " of keys");
+  const std::string what = str(spec.batch, " x ", spec.seq, ", ", spec.heads, " heads of ", spec.head_size,
+                               ", ", spec.kv_heads, " of keys");
   constexpr Tolerance kOfGradients{2e-2, 3e-2};
   expect_close({got[0], got[1]}, {cpu[0], cpu[1]}, tolerance_of(DType::bf16), what + " against the CPU");
   expect_close({got[0], got[1]}, {exact[0], exact[1]}, tolerance_of(DType::bf16), what + " against f64");
@@ -102,8 +102,10 @@ TEST(CudnnAttention, IsInTheOrderOfTheCurrentStreamUnderEveryPolicy) {
   const AttentionSpec spec = make_spec(2, 21, 4, 2, 16);
   const Tensors want = all_results(spec, DType::bf16, kCuda);
   using standin::Policy;
-  for (const standin::Options& options :
-       {standin::Options{Policy::lazy, 0, 1}, {Policy::favour, 0, 1}, {Policy::favour, 1, 1}, {Policy::random, 0, 7}}) {
+  for (const standin::Options& options : {standin::Options{Policy::lazy, 0, 1},
+                                          {Policy::favour, 0, 1},
+                                          {Policy::favour, 1, 1},
+                                          {Policy::random, 0, 7}}) {
     standin::set_options(options);
     const StreamScope scope(make_stream(kCuda));
     const Tensors got = all_results(spec, DType::bf16, kCuda);
@@ -155,8 +157,9 @@ TEST(CudnnAttention, IsNotTheDefault) {
   EXPECT_EQ(cuda::attention_kernels_named("auto"), own);
   EXPECT_EQ(cuda::attention_kernels_named("own"), own);
   EXPECT_EQ(cuda::attention_kernels_named("cudnn"), cudnn);
-  EXPECT_NE(error_of([] { cuda::attention_kernels_named("fast"); }).find("expected auto, own or cudnn, got 'fast'"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([] { cuda::attention_kernels_named("fast"); }).find("expected auto, own or cudnn, got 'fast'"),
+      std::string::npos);
   all_results(make_spec(1, 5, 1, 1, 8), DType::bf16, kCuda);
   EXPECT_EQ(standin::take_cudnn_counts().executions, 0);
 }
@@ -165,7 +168,9 @@ TEST(CudnnAttention, IsNotTheDefault) {
 
 TEST(CudnnStandin, RefusesWhatTheLibraryRefuses) {
   using cuda::CudnnObject;
-  EXPECT_NE(error_of([] { CudnnObject(CUDNN_BACKEND_TENSOR_DESCRIPTOR).finalize("no attributes"); }).find("BAD_PARAM"),
+  EXPECT_NE(error_of([] {
+              CudnnObject(CUDNN_BACKEND_TENSOR_DESCRIPTOR).finalize("no attributes");
+            }).find("BAD_PARAM"),
             std::string::npos);
   EXPECT_NE(error_of([] {
               cuda::CudnnGraph("g").real(1, CUDNN_DATA_FLOAT, {1, 2, 3, 4}, {24, 12, 4});
@@ -174,7 +179,8 @@ TEST(CudnnStandin, RefusesWhatTheLibraryRefuses) {
       << "a stride too few";
   EXPECT_NE(error_of([] {
               CudnnObject graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-              graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CudnnObject(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR));
+              graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS,
+                        CudnnObject(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR));
             }),
             "")
       << "an operation that is not finalised";
@@ -200,7 +206,8 @@ TEST(CudnnStandin, RefusesPointersThatAreNotAlignedOrNotOfTheDevice) {
   graph.matmul(inner, x, graph.real(3, CUDNN_DATA_BFLOAT16, rows, strides));
   const cuda::CudnnTarget target{handle, nullptr};
   const auto plan = graph.engines(target).at(2).plan(target, "sum");
-  const Tensor data = Tensor::empty({3, 64}, DType::bf16, kCuda), host = Tensor::empty({64}, DType::bf16, kCpu);
+  const Tensor data = Tensor::empty({3, 64}, DType::bf16, kCuda),
+               host = Tensor::empty({64}, DType::bf16, kCpu);
   const Tensor workspace = Tensor::empty({256}, DType::u8, kCuda);
   const auto run = [&](void* first, void* space) {
     return error_of([&] {

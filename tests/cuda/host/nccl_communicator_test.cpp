@@ -47,6 +47,21 @@ constexpr NcclOptions kOrdered{.ordered_sums = true, .limit_s = 60};
 constexpr NcclOptions kInPieces{.ordered_sums = true, .limit_s = 60, .small_reduce_bytes = 0};
 constexpr NcclOptions kLibrary{.ordered_sums = false, .limit_s = 60};
 
+TEST(NcclOptions, TheEnvironmentChoosesWhoSums) {
+  EXPECT_TRUE(ordered_sums_named(nullptr));
+  EXPECT_TRUE(ordered_sums_named(""));
+  EXPECT_TRUE(ordered_sums_named("ordered"));
+  EXPECT_FALSE(ordered_sums_named("nccl"));
+  EXPECT_NE(error_of([] {
+              ordered_sums_named("fast");
+            }).find("SHOAL_NCCL_SUMS: expected ordered or nccl, got 'fast'"),
+            std::string::npos);
+  EXPECT_TRUE(NcclOptions{}.ordered_sums);
+  setenv("SHOAL_NCCL_SUMS", "nccl", 1);
+  EXPECT_FALSE(NcclOptions{}.ordered_sums);
+  unsetenv("SHOAL_NCCL_SUMS");
+}
+
 class Nccl : public ::testing::TestWithParam<CommunicatorCase> {};
 
 TEST_P(Nccl, CarriesTensorsOfDevices) {

@@ -1,8 +1,8 @@
-// A stand-in of cuDNN on the CPU: those of its functions that core/backend/cuda/cudnn_library.h lists, with the
-// prototypes of the real header. It keeps descriptors and their attributes, refuses what the library refuses as
-// far as that is known (tests/cuda/cudnn asks the library), and interprets graphs when their turn in the stream
-// comes. Three engines take each graph: one that is not deterministic, one whose plan cannot be made, and one
-// that works.
+// A stand-in of cuDNN on the CPU: those of its functions that core/backend/cuda/cudnn_library.h lists, with
+// the prototypes of the real header. It keeps descriptors and their attributes, refuses what the library
+// refuses as far as that is known (tests/cuda/cudnn asks the library), and interprets graphs when their turn
+// in the stream comes. Three engines take each graph: one that is not deterministic, one whose plan cannot be
+// made, and one that works.
 #include "tests/cuda/standin/cudnn.h"
 
 #include <cudnn.h>
@@ -78,8 +78,9 @@ void put(Descriptor& to, cudnnBackendAttributeName_t name, Object object) {
 }
 
 cudnnStatus_t check_tensor(const Descriptor& d) {
-  for (const auto name : {CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_ATTR_TENSOR_DIMENSIONS,
-                          CUDNN_ATTR_TENSOR_STRIDES, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT}) {
+  for (const auto name :
+       {CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_ATTR_TENSOR_DIMENSIONS,
+        CUDNN_ATTR_TENSOR_STRIDES, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT}) {
     if (!d.has(name)) return CUDNN_STATUS_BAD_PARAM;
   }
   const TensorInfo t(d);
@@ -92,13 +93,14 @@ cudnnStatus_t check_tensor(const Descriptor& d) {
 }
 
 int64_t products_of(const Descriptor& graph) {
-  return std::ranges::count_if(graph.attributes.at(CUDNN_ATTR_OPERATIONGRAPH_OPS).objects, [](const Object& op) {
-    return op->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
-  });
+  return std::ranges::count_if(
+      graph.attributes.at(CUDNN_ATTR_OPERATIONGRAPH_OPS).objects,
+      [](const Object& op) { return op->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR; });
 }
 constexpr int64_t kBackwardProducts = 5;
 
-/// What the library's fused engines take on every GPU: rows of multiples of 16 bytes, backward up to 128 elements.
+/// What the library's fused engines take on every GPU: rows of multiples of 16 bytes, backward up to 128
+/// elements.
 bool engines_take(const Descriptor& graph) {
   const int64_t products = products_of(graph);
   if (products != 2 && products != kBackwardProducts) return false;
@@ -137,7 +139,8 @@ constexpr cudnnBackendAttributeName_t kGraphHandle = CUDNN_ATTR_OPERATIONGRAPH_H
 #pragma GCC diagnostic pop
 
 cudnnStatus_t finalize_plan(Descriptor& plan) {
-  if (!plan.has(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) || !plan.has(kPlanHandle)) return CUDNN_STATUS_BAD_PARAM;
+  if (!plan.has(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG) || !plan.has(kPlanHandle))
+    return CUDNN_STATUS_BAD_PARAM;
   if (!is_handle(plan.value<cudnnHandle_t>(kPlanHandle))) return CUDNN_STATUS_NOT_INITIALIZED;
   const Descriptor& config = plan.object(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
   if (config.object(CUDNN_ATTR_ENGINECFG_ENGINE).value<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) == kNoPlan)
@@ -156,8 +159,9 @@ cudnnStatus_t check_finalize(Descriptor& d) {
     case CUDNN_BACKEND_MATMUL_DESCRIPTOR:
       return d.has(CUDNN_ATTR_MATMUL_COMP_TYPE) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
     case CUDNN_BACKEND_POINTWISE_DESCRIPTOR:
-      return d.has(CUDNN_ATTR_POINTWISE_MODE) && d.has(CUDNN_ATTR_POINTWISE_MATH_PREC) ? CUDNN_STATUS_SUCCESS
-                                                                                       : CUDNN_STATUS_BAD_PARAM;
+      return d.has(CUDNN_ATTR_POINTWISE_MODE) && d.has(CUDNN_ATTR_POINTWISE_MATH_PREC)
+                 ? CUDNN_STATUS_SUCCESS
+                 : CUDNN_STATUS_BAD_PARAM;
     case CUDNN_BACKEND_REDUCTION_DESCRIPTOR:
       return d.has(CUDNN_ATTR_REDUCTION_OPERATOR) && d.has(CUDNN_ATTR_REDUCTION_COMP_TYPE)
                  ? CUDNN_STATUS_SUCCESS
@@ -275,7 +279,8 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* object) {
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                           cudnnBackendDescriptor_t* object) {
   *object = new Box(std::make_shared<Descriptor>(Descriptor{type, false, {}}));
   return CUDNN_STATUS_SUCCESS;
 }
@@ -330,7 +335,8 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t object, cudnnBac
 }
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t object) {
-  if (const auto planted = planted_failure("cudnnBackendFinalize"); planted != CUDNN_STATUS_SUCCESS) return planted;
+  if (const auto planted = planted_failure("cudnnBackendFinalize"); planted != CUDNN_STATUS_SUCCESS)
+    return planted;
   Descriptor& d = descriptor_of(object);
   if (d.finalized) return CUDNN_STATUS_BAD_PARAM;
   const cudnnStatus_t status = check_finalize(d);
@@ -340,7 +346,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t object) {
 
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_object,
                                   cudnnBackendDescriptor_t pack_object) {
-  if (const auto planted = planted_failure("cudnnBackendExecute"); planted != CUDNN_STATUS_SUCCESS) return planted;
+  if (const auto planted = planted_failure("cudnnBackendExecute"); planted != CUDNN_STATUS_SUCCESS)
+    return planted;
   if (!is_handle(handle)) return CUDNN_STATUS_NOT_INITIALIZED;
   const Box plan = *static_cast<Box*>(plan_object);
   const Descriptor& pack = descriptor_of(pack_object);

@@ -69,8 +69,10 @@ int64_t offset_of(const TensorInfo& t, const std::vector<int64_t>& index) {
   for (size_t d = 0; d < index.size(); d++) offset += index[d] * t.strides[d];
   return offset;
 }
-/// Where the element for an index of a larger tensor is: sizes of 1 serve all, fewer heads serve equal groups.
-int64_t position_in(const TensorInfo& t, const std::vector<int64_t>& index, const std::vector<int64_t>& larger) {
+/// Where the element for an index of a larger tensor is: sizes of 1 serve all, fewer heads serve equal
+/// groups.
+int64_t position_in(const TensorInfo& t, const std::vector<int64_t>& index,
+                    const std::vector<int64_t>& larger) {
   int64_t position = 0;
   for (size_t d = 0; d < index.size(); d++) {
     const int64_t ratio = larger[d] / t.sizes[d];
@@ -159,8 +161,8 @@ class Run {
     Values out;
     for_each_index({c.sizes[0], c.sizes[1], m, n}, [&](const auto& i) {
       const auto batch = [&](const TensorInfo& t) {
-        return (i[0] / (c.sizes[0] / t.sizes[0]) * t.sizes[1] + i[1] / (c.sizes[1] / t.sizes[1])) * t.sizes[2] *
-               t.sizes[3];
+        return (i[0] / (c.sizes[0] / t.sizes[0]) * t.sizes[1] + i[1] / (c.sizes[1] / t.sizes[1])) *
+               t.sizes[2] * t.sizes[3];
       };
       const double* row = a.data() + batch(in[0]) + i[2] * k;
       const double* column = b.data() + batch(in[1]) + i[3];
@@ -217,8 +219,9 @@ class Run {
   Values reduction(const Descriptor& op, const TensorInfo& y) const {
     const TensorInfo x = inputs_of(op)[0];
     const Values values = load(x);
-    const bool max = op.object(CUDNN_ATTR_OPERATION_REDUCTION_DESC)
-                         .value<cudnnReduceTensorOp_t>(CUDNN_ATTR_REDUCTION_OPERATOR) == CUDNN_REDUCE_TENSOR_MAX;
+    const bool max =
+        op.object(CUDNN_ATTR_OPERATION_REDUCTION_DESC)
+            .value<cudnnReduceTensorOp_t>(CUDNN_ATTR_REDUCTION_OPERATOR) == CUDNN_REDUCE_TENSOR_MAX;
     Values out(static_cast<size_t>(y.count()), max ? -HUGE_VAL : 0);
     size_t i = 0;
     for_each_index(x.sizes, [&](const auto& index) {
@@ -288,9 +291,9 @@ cudnnStatus_t check_operation(const Descriptor& op) {
   } else if (op.type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) {
     if (!op.has(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR)) return CUDNN_STATUS_BAD_PARAM;
     for (const TensorInfo& t : in) fits = fits && spreads_over(t, y.sizes, false);
-    const bool select = op.object(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR)
-                            .value<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE) ==
-                        CUDNN_POINTWISE_BINARY_SELECT;
+    const bool select =
+        op.object(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR)
+            .value<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE) == CUDNN_POINTWISE_BINARY_SELECT;
     if (select && (in.size() != 3 || in[2].type != CUDNN_DATA_BOOLEAN)) return CUDNN_STATUS_BAD_PARAM;
   } else if (op.type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
     if (!op.has(CUDNN_ATTR_OPERATION_REDUCTION_DESC)) return CUDNN_STATUS_BAD_PARAM;
@@ -306,7 +309,8 @@ cudnnStatus_t check_graph(const Descriptor& graph) {
   std::map<int64_t, TensorInfo> known;
   const auto same_as_before = [&](const TensorInfo& t) {
     const TensorInfo& first = known.emplace(t.id, t).first->second;
-    return first.sizes == t.sizes && first.strides == t.strides && first.type == t.type && first.inner == t.inner;
+    return first.sizes == t.sizes && first.strides == t.strides && first.type == t.type &&
+           first.inner == t.inner;
   };
   for (const Object& op : graph.attributes.at(CUDNN_ATTR_OPERATIONGRAPH_OPS).objects) {
     for (const TensorInfo& t : inputs_of(*op)) {
