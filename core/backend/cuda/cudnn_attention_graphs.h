@@ -58,8 +58,8 @@ enum class AttentionTensor : int64_t {
 CudnnGraph attention_forward_graph(const CudnnAttention& a);
 /// Those, y, lse, dy, one -> delta, dq, dk, dv. dq is a product of its own, of gradients of scores that the
 /// engine stores: so its bits are the same each time, at the price of batch * heads * seq * seq elements of
-/// bf16. (With dq added up in f32 engines want less memory and use atomic sums, which their notes do not
-/// mention.)
+/// bf16. (cuDNN also takes a graph whose dq is added up in f32, which wants less memory but promises no
+/// order; the notes of its engines are the same.)
 CudnnGraph attention_backward_graph(const CudnnAttention& a);
 
 }  // namespace shoal::cuda
