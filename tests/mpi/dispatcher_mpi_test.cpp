@@ -40,6 +40,19 @@ TEST_P(EveryRouting, HasTheBitsOfRanksAsThreads) {
   }
 }
 
+TEST_P(EveryRouting, InPartsHasTheBitsOfTheWhole) {
+  for (const bool padded : {false, true}) {
+    const DispatchResult want =
+        run_dispatch(*mpi_world(), "all_to_all", GetParam(), DType::f32, {}, {.padded = padded});
+    const DispatchResult got =
+        run_dispatch(*mpi_world(), "all_to_all", GetParam(), DType::f32, {}, {.chunks = 2, .padded = padded});
+    EXPECT_TRUE(equal_bits(got.x_RD, want.x_RD));
+    EXPECT_TRUE(equal_bits(got.y_TD, want.y_TD));
+    EXPECT_TRUE(equal_bits(got.dx_TD, want.dx_TD));
+    EXPECT_TRUE(equal_bits(got.dweights_TK, want.dweights_TK));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Mpi, EveryRouting, ::testing::ValuesIn(routing_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
