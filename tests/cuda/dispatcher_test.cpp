@@ -39,6 +39,7 @@ TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
   expect_same(run_dispatch(*single, "local", c, DType::f32, kCuda),
               run_dispatch(*single, "local", c, DType::f32));
   run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    const StreamScope own_stream(make_stream(kCuda));  // ranks that are processes share none either
     const auto staged = stage_device_tensors(world);
     for (const char* kind : {"all_to_all", "all_gather"})
       expect_same(run_dispatch(*staged, kind, c, DType::f32, kCuda),
