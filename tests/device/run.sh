@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the CUDA backend on the GPU of this machine and writes one JSON file with commit, card, date and results:
 #   1. builds the program with CUDA, the tests of tests/cuda for the device, and the benchmark of kernels;
-#   2. runs the tests that the emulator runs, on the device;
+#   2. runs the tests that the emulator runs, on the device, those of attention also by cuDNN where it is;
 #   3. runs a part of them under each tool of compute-sanitizer;
 #   4. trains the same model on the CPU and on CUDA, in f32 and in bf16, and compares losses;
 #   5. times every kernel of a MoE layer against the card's limits (docs/cuda.md), and profiles a step.
@@ -109,6 +109,12 @@ main() {
     else
       echo "not run: compute-sanitizer is not installed"
     fi
+    if ldconfig -p | grep -q 'libcudnn\.so\.'; then
+      part tests-cudnn 60 env SHOAL_ATTENTION=cudnn $build/tests/cuda_device_test --gtest_brief=1 \
+        --gtest_filter='CudaBf16Attention.Forward*:CudaBf16AttentionBackward.*'
+    else
+      echo "not run: attention by cuDNN, which is not installed"
+    fi
     part train-cpu 90 bash -c 'train cpu'
     for precision in f32 bf16; do
       most=0.005
@@ -118,6 +124,10 @@ main() {
     done
     part profile 60 bash -c 'train profiled run.device=cuda run.precision=bf16 run.profile=5 run.steps=20'
     part kernels 90 bash -c '"$0" --device cuda --json "${@:2}" >"$1"' $build/tests/bench/kernel_bench "$work/kernels.json" "${limits[@]}"
+    if ldconfig -p | grep -q 'libcudnn\.so\.'; then
+      part kernels-cudnn 40 bash -c 'SHOAL_ATTENTION=cudnn "$0" --device cuda --json --only bf16_attention "${@:2}" >"$1"' \
+        $build/tests/bench/kernel_bench "$work/kernels-cudnn.json" "${limits[@]}"
+    fi
   fi
 
   mkdir -p "$(dirname "$target")"
@@ -127,6 +137,7 @@ main() {
       "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
     printf '  "date": "%s",\n  "seconds": %d,\n  "failed_parts": %d,\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$SECONDS" "$failures"
     printf '  "kernels": %s,\n' "$(cat "$work/kernels.json" 2>/dev/null || echo null)"
+    printf '  "kernels_cudnn": %s,\n' "$(cat "$work/kernels-cudnn.json" 2>/dev/null || echo null)"
     printf '  "tests": {%s},\n' \
       "$(sed -n 's/^  \("tests"\|"failures"\): \([0-9]*\),/\1: \2/p' "$work/tests.json" 2>/dev/null | paste -sd ,)"
     printf '  "parts": [\n%s\n  ]\n}\n' "$(printf '%s,\n' "${parts[@]}" | sed '$s/,$//')"
