@@ -87,7 +87,7 @@ PackedWeight packed_weight(const Tensor& weight, PackedUse use) {
               weight.shape());
   Leaf* leaf = weight.grad_ref.leaf;
   const bool keep = leaf != nullptr && leaf->keep_packed;
-  if (keep && leaf->packed_fresh) return leaf->packed;
+  if (keep && leaf->packed_fresh && leaf->packed.forward) return leaf->packed;
   const PackedWeight copies =
       keep && leaf->packed.forward ? leaf->packed : make_copies(weight, keep ? PackedUse::both : use);
   const ProfileSection section("weight packing");
