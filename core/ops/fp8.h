@@ -27,8 +27,7 @@ constexpr uint8_t to_fp8(float value, Fp8Format format, bool saturate = false) {
   const uint32_t fraction = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, largest = e4m3 ? 0x7E : 0x7B;
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 24 & 0x80U, magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U)
-    return static_cast<uint8_t>(sign | (e4m3 ? 0x7FU : 0x7EU | (magnitude >> 21 & 3U)));
+  if (magnitude > 0x7F800000U) return 0x7F;  // in either format, as cuda_fp8.h has it
   uint32_t code = 0;
   if (magnitude >> 23 < 128 - bias) {
     // Below the normal numbers: the sum with 2^23 units is rounded to whole units.

@@ -31,17 +31,30 @@ ProductCounts& counts() {
   return of_thread;
 }
 
+bool is_fp8(const Product& p) {
+  return p.operands == DType::u8;
+}
+
 cudaDataType_t data_type(DType dtype) {
   return dtype == DType::bf16 ? CUDA_R_16BF : dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
 }
+cudaDataType_t data_type(const Product& p, const Fp8Reading& of) {
+  if (!is_fp8(p)) return data_type(p.operands);
+  return of.format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
 
 std::string text_of(const Product& p) {
-  const auto matrix = [](DType dtype, int64_t rows, int64_t columns, bool transposed) {
-    return str(dtype, " [", transposed ? columns : rows, ", ", transposed ? rows : columns, ']',
+  const auto matrix = [](const std::string& type, int64_t rows, int64_t columns, bool transposed) {
+    return str(type, " [", transposed ? columns : rows, ", ", transposed ? rows : columns, ']',
                transposed ? "^T" : "");
   };
-  return str(matrix(p.operands, p.m, p.k, p.transpose_a), " x ", matrix(p.operands, p.k, p.n, p.transpose_b),
-             p.accumulate ? " added to " : " -> ", matrix(p.result, p.m, p.n, false));
+  const auto operand = [&](const Fp8Reading& of) {
+    constexpr const char* kKinds[] = {"", " (scales of vectors)", " (scales of blocks)"};
+    return is_fp8(p) ? str(fp8_name(of.format), kKinds[static_cast<size_t>(of.kind)]) : str(p.operands);
+  };
+  return str(matrix(operand(p.fp8_a), p.m, p.k, p.transpose_a), " x ",
+             matrix(operand(p.fp8_b), p.k, p.n, p.transpose_b), p.accumulate ? " added to " : " -> ",
+             matrix(str(p.result), p.m, p.n, false));
 }
 
 const char* advice(cublasStatus_t status) {
@@ -74,25 +87,36 @@ struct Description {
     check(cublasLtMatmulDescInit(&how, f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                  f64 ? CUDA_R_64F : CUDA_R_32F),
           "cublasLtMatmulDescInit", p);
-    set_transpose(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b, p);
-    set_transpose(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a, p);
-    init_layout(a, p.operands, p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k, p);
-    init_layout(b, p.operands, p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p);
-    init_layout(c, p.result, p.n, p.m, p);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, int32_t{p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N}, p);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, int32_t{p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N}, p);
+    if (is_fp8(p)) {
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(p.fp8_b.kind), p);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(p.fp8_a.kind), p);
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(p.fp8_b.scales), p);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(p.fp8_a.scales), p);
+    }
+    init_layout(a, data_type(p, p.fp8_b), p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k, p);
+    init_layout(b, data_type(p, p.fp8_a), p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p);
+    init_layout(c, data_type(p.result), p.n, p.m, p);
   }
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
 
  private:
-  void set_transpose(cublasLtMatmulDescAttributes_t which, bool transpose, const Product& p) {
-    const int32_t operation = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
-    check(cublasLtMatmulDescSetAttribute(&how, which, &operation, sizeof operation),
-          "cublasLtMatmulDescSetAttribute", p);
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t which, T value, const Product& p) {
+    check(cublasLtMatmulDescSetAttribute(&how, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute",
+          p);
+  }
+  static int32_t scale_mode(Fp8Scales kind) {
+    return kind == Fp8Scales::matrix   ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
+           : kind == Fp8Scales::vector ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
   }
   /// rows: of the column-major matrix, that is, neighbours in memory.
-  static void init_layout(cublasLtMatrixLayoutOpaque_t& layout, DType dtype, int64_t rows, int64_t columns,
-                          const Product& p) {
-    check(cublasLtMatrixLayoutInit(&layout, data_type(dtype), static_cast<uint64_t>(rows),
+  static void init_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64_t rows,
+                          int64_t columns, const Product& p) {
+    check(cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(rows),
                                    static_cast<uint64_t>(columns), rows),
           "cublasLtMatrixLayoutInit", p);
   }
@@ -101,7 +125,7 @@ struct Description {
 /// Everything on which the choice of an algorithm may depend: the leading dimensions follow from the sizes.
 struct ChoiceKey {
   int64_t m, n, k;
-  uint32_t rest;
+  uint64_t rest;
   bool operator==(const ChoiceKey&) const = default;
 };
 struct ChoiceHash {
@@ -119,11 +143,16 @@ uint32_t alignment(const void* data) {
 }
 
 ChoiceKey key_of(const Product& p) {
-  const uint32_t alignments = alignment(p.a) | alignment(p.b) << 8U | alignment(p.c) << 16U;
-  const auto flag = [](bool set, unsigned bit) { return set ? 1U << bit : 0U; };
-  return {p.m, p.n, p.k,
-          alignments | flag(p.transpose_a, 24) | flag(p.transpose_b, 25) | flag(p.accumulate, 26) |
-              static_cast<uint32_t>(p.operands) << 27U | static_cast<uint32_t>(p.result) << 29U};
+  uint64_t rest = 0;
+  const auto add = [&](uint64_t value, unsigned bits) { rest = rest << bits | value; };
+  for (const void* data : {p.a, p.b, static_cast<const void*>(p.c)}) add(alignment(data), 5);
+  for (const bool flag : {p.transpose_a, p.transpose_b, p.accumulate}) add(flag ? 1 : 0, 1);
+  for (const DType dtype : {p.operands, p.result}) add(static_cast<uint64_t>(dtype), 3);
+  for (const Fp8Reading& of : {p.fp8_a, p.fp8_b}) {
+    add(static_cast<uint64_t>(of.format), 1);
+    add(static_cast<uint64_t>(of.kind), 2);
+  }
+  return {p.m, p.n, p.k, rest};
 }
 
 /// The part of cublasLt that belongs to a thread and a device.
@@ -146,6 +175,12 @@ class Library {
     return bytes;
   }
   const Stream& side(int i) const { return side_[static_cast<size_t>(i)]; }
+
+  bool knows(const Product& p) {
+    const Product top = top_of(p);
+    Description description(top);
+    return answer(top, description).state == CUBLAS_STATUS_SUCCESS;
+  }
 
   void run(const Product& p, const Stream& stream) {
     if (p.m == 0 || p.n == 0) return;
@@ -177,9 +212,7 @@ class Library {
   /// The algorithm for p and the workspace that it needs. Of a ragged product the choice is made for the top
   /// of the range in which its size lies: so it does not depend on which sizes came before.
   cublasLtMatmulHeuristicResult_t choose(const Product& p, Description& description) {
-    Product top = p;
-    if (p.ragged == Product::Ragged::m) top.m = ragged_range(p.m);
-    if (p.ragged == Product::Ragged::k) top.k = ragged_range(p.k);
+    const Product top = top_of(p);
     if (top.m == p.m && top.k == p.k) return remembered(p, description);
     Description of_top(top);
     const cublasLtMatmulHeuristicResult_t choice = remembered(top, of_top);
@@ -192,12 +225,29 @@ class Library {
     return here;
   }
 
+  static Product top_of(const Product& p) {
+    Product top = p;
+    if (p.ragged == Product::Ragged::m) top.m = ragged_range(p.m);
+    if (p.ragged == Product::Ragged::k) top.k = ragged_range(p.k);
+    return top;
+  }
+
   cublasLtMatmulHeuristicResult_t remembered(const Product& p, Description& description) {
+    const cublasLtMatmulHeuristicResult_t choice = answer(p, description);
+    check(choice.state, "cublasLtMatmulAlgoGetHeuristic", p);
+    return choice;
+  }
+
+  /// The library's answer, which is that it has no such product when the state says so. For fp8 that is
+  /// remembered as well: it is asked about again and again.
+  cublasLtMatmulHeuristicResult_t answer(const Product& p, Description& description) {
     const ChoiceKey key = key_of(p);
     const auto found = choices_.find(key);
     if (found != choices_.end()) return found->second;
+    const cublasLtMatmulHeuristicResult_t choice = ask(p, description);
+    if (choice.state != CUBLAS_STATUS_SUCCESS && !is_fp8(p)) return choice;
     if (choices_.size() >= kMaxChoices) choices_.clear();
-    return choices_[key] = ask(p, description);
+    return choices_[key] = choice;
   }
 
   cublasLtMatmulHeuristicResult_t ask(const Product& p, Description& description) {
@@ -220,8 +270,8 @@ class Library {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle_, &description.how, &description.a, &description.b,
                                        &description.c, &description.c, &preference, 1, &result, &found);
-    check(status, "cublasLtMatmulAlgoGetHeuristic", p);
-    check(found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "cublasLtMatmulAlgoGetHeuristic", p);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || found == 0) result.state = CUBLAS_STATUS_NOT_SUPPORTED;
     return result;
   }
 
@@ -302,11 +352,15 @@ int64_t ragged_range(int64_t size) {
   return (size + step - 1) / step * step;
 }
 
-void multiply(Device device, std::span<const Product> products) {
+bool can_multiply(Device device, const Product& product) {
+  return library_of(device).knows(product);
+}
+
+void multiply(Device device, std::span<const Product> products, bool in_order) {
   const auto work = std::ranges::count_if(products, [](const Product& p) { return !is_empty(p); });
   if (work == 0) return;
   Library& library = library_of(device);
-  Spread streams(library, current_stream(device), work);
+  Spread streams(library, current_stream(device), in_order ? 1 : work);
   try {
     for (const Product& p : products) {
       if (!is_empty(p)) library.run(p, streams.next());

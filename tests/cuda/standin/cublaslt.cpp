@@ -74,6 +74,10 @@ std::vector<ProductCall> take_product_calls() {
   return std::exchange(state().calls, {});
 }
 
+void set_compute_capability(int value) {
+  compute_capability() = value;
+}
+
 void fail_next_call(const std::string& function, int status) {
   const std::lock_guard lock(state().mutex);
   state().failures[function] = static_cast<cublasStatus_t>(status);
@@ -127,15 +131,29 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, 
 cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t how, size_t size,
                                                cublasComputeType_t compute, cudaDataType_t scale) {
   if (size < sizeof(cublasLtMatmulDescOpaque_t)) return CUBLAS_STATUS_ALLOC_FAILED;
-  write(how, How{Kind::how, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N});
+  write(how, How{Kind::how, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, 0, 0, nullptr, nullptr});
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t how, cublasLtMatmulDescAttributes_t which,
                                               const void* value, size_t bytes) {
   return set_attribute<How>(how, Kind::how, value, [&](How& h) {
-    if (which == CUBLASLT_MATMUL_DESC_TRANSA) return take(h.transpose_a, value, bytes);
-    return which == CUBLASLT_MATMUL_DESC_TRANSB && take(h.transpose_b, value, bytes);
+    switch (which) {
+      case CUBLASLT_MATMUL_DESC_TRANSA:
+        return take(h.transpose_a, value, bytes);
+      case CUBLASLT_MATMUL_DESC_TRANSB:
+        return take(h.transpose_b, value, bytes);
+      case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+        return take(h.scale_mode_a, value, bytes);
+      case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+        return take(h.scale_mode_b, value, bytes);
+      case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+        return take(h.scale_a, value, bytes);
+      case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        return take(h.scale_b, value, bytes);
+      default:
+        return false;
+    }
   });
 }
 
@@ -179,16 +197,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   const auto prefer = read<Preference>(preference);
   if (wanted < 1 || prefer.kind != Kind::preference) return CUBLAS_STATUS_INVALID_VALUE;
+  if (is_fp8(p.a.type) && *std::ranges::min_element(prefer.alignment) < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
   // Long sums are split when that is allowed, and everything wants to be read as wide as it lies.
   constexpr uint64_t kLongSum = 64;
   const bool may_split = (prefer.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0 &&
                          workspace_for(p, 2) <= prefer.max_workspace;
   const uint32_t parts = may_split && p.k >= kLongSum ? 2 : 1;
   results[0] = {};
-  write(&results[0].algo, Algorithm{Kind::algorithm, p.how, types_of(p),
-                                    std::min({prefer.alignment[0], prefer.alignment[1], prefer.alignment[2],
-                                              prefer.alignment[3], 16U}),
-                                    parts});
+  const uint32_t alignment = std::min(16U, *std::ranges::min_element(prefer.alignment));
+  write(&results[0].algo, algorithm_for(p, alignment, parts));
   results[0].workspaceSize = workspace_for(p, parts);
   results[0].state = CUBLAS_STATUS_SUCCESS;
   results[0].wavesCount = 1;
@@ -245,7 +262,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
   const Work work{p, chosen.parts, scalar(alpha), scalar(beta), a, b, c, d, workspace};
   {
     const std::lock_guard lock(state().mutex);
-    state().calls.push_back({p.m, p.n, p.k, stream, workspace_bytes});
+    state().calls.push_back({p.m, p.n, p.k, stream, workspace_bytes, p.a.type, p.b.type});
   }
   enqueue(stream, "cublasLtMatmul", [work] { calculate(work); });
   return CUBLAS_STATUS_SUCCESS;

@@ -12,11 +12,15 @@ struct ProductCall {
   uint64_t m, n, k;
   void* stream;
   size_t workspace_bytes;
+  int type_a, type_b;  // cudaDataType_t
 };
 /// The calls of all threads since the last question.
 std::vector<ProductCall> take_product_calls();
 
 /// The next call of `function` by any thread fails with `status` (a cublasStatus_t).
 void fail_next_call(const std::string& function, int status);
+
+/// Stands in for a card of this compute capability from now on: 90 (the default) for 9.0.
+void set_compute_capability(int value);
 
 }  // namespace shoal::standin

@@ -14,6 +14,8 @@ struct How {
   cublasComputeType_t compute;
   cudaDataType_t scale;
   int32_t transpose_a, transpose_b;
+  int32_t scale_mode_a, scale_mode_b;
+  const void *scale_a, *scale_b;
 };
 struct Layout {
   Kind kind;
@@ -29,7 +31,8 @@ struct Preference {
 };
 struct Algorithm {
   Kind kind;
-  How how;
+  cublasComputeType_t compute;
+  int32_t transposes, scale_modes;
   uint32_t types;      // of A, B and C
   uint32_t alignment;  // that all pointers must have
   uint32_t parts;
@@ -58,11 +61,17 @@ struct Problem {
   uint64_t m, n, k;
 };
 
+/// The compute capability of the card, 90 for 9.0: which fp8 products there are.
+int& compute_capability();
+
 /// What the descriptors say; otherwise what is wrong with them.
 cublasStatus_t understand(cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                           cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Problem& p);
 
+bool is_fp8(cudaDataType_t type);
 uint32_t types_of(const Problem& p);
+/// An algorithm for products like p, of which all pointers have this alignment.
+Algorithm algorithm_for(const Problem& p, uint32_t alignment, uint32_t parts);
 /// Bytes that the sums of a first part take.
 size_t workspace_for(const Problem& p, uint32_t parts);
 /// Whether an algorithm was chosen for products like p.
