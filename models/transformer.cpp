@@ -32,7 +32,8 @@ Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding&
                          options.output_init_std(),
                          layer,
                          options.num_moe_layers(),
-                         options.recomputed()};
+                         options.recomputed(),
+                         options.moe.fp8()};
     moe_ =
         std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, context, build.child("moe"));
     add_module(*moe_);

@@ -61,6 +61,8 @@ struct TransformerOptions final : ModelOptions {
   int64_t num_moe_layers() const;
   /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
   double output_init_std() const;
+  /// Why experts cannot be multiplied in fp8; empty when they can, or are not.
+  std::string fp8_problem(const ConfigNode& root) const;
   double size_bound() const;
   PassMemory pass_memory(const PassShape& shape) const override;
 };

@@ -16,7 +16,8 @@ struct FfnBytes {
   double made_input = 0;      // what is made again for the weight gradient of the up projection
   double output = 0;          // gradient of the result, in memory that forward has kept
   double dx = 0;
-  double copy = 0;  // the largest bf16 copy of a weight, when copies are not kept
+  double copy = 0;                      // the largest copy of a weight, when copies are not kept
+  double codes_down = 0, codes_up = 0;  // fp8 operands of the products of a backward
 };
 
 struct BlockBytes {
@@ -58,7 +59,7 @@ class PassEstimate {
       live -= again_.block ? inputs : b.kept;
     }
     out.work = peak - out.activations;
-    if (shape_.bf16 && !again_.packed_weights) out.packed_weights = all_copies();
+    if (!again_.packed_weights) out.packed_weights = all_copies();
     return out;
   }
 
@@ -81,12 +82,20 @@ class PassEstimate {
   double ffn_copies(int64_t width) const {
     return both_copies(gated_ ? 2 * width : width, o_.hidden_size) + both_copies(o_.hidden_size, width);
   }
+  /// Of one expert in fp8: the codes of each matrix and of its transpose.
+  double fp8_copies() const {
+    const auto width = static_cast<double>(o_.expert_hidden()), D = static_cast<double>(o_.hidden_size);
+    return 2 * (gated_ ? 3 : 2) * width * D;
+  }
   /// Of all weights of this rank that take part in products of mixed precision.
   double all_copies() const {
     const AttentionShape a = o_.attention_shape();
     const int64_t D = o_.hidden_size;
     const auto sparse = static_cast<double>(o_.num_moe_layers()), layers = static_cast<double>(o_.layers);
-    double moe = static_cast<double>(o_.moe.num_experts) / shape_.ep * ffn_copies(o_.expert_hidden());
+    const double experts = static_cast<double>(o_.moe.num_experts) / shape_.ep;
+    double moe = o_.moe.fp8() ? experts * fp8_copies() : 0;
+    if (!shape_.bf16) return sparse * moe;
+    if (!o_.moe.fp8()) moe = experts * ffn_copies(o_.expert_hidden());
     if (o_.shared_hidden() > 0) moe += ffn_copies(o_.shared_hidden());
     const double attention =
         both_copies((a.heads + 2 * a.kv_heads) * a.head_size, D) + both_copies(D, a.heads * a.head_size);
@@ -116,6 +125,25 @@ class PassEstimate {
              std::max(1.0, shape_.tokens);
     return f;
   }
+  /// Rows that the routed experts get of each token.
+  double rows_of_token() const {
+    const auto K = static_cast<double>(o_.moe.top_k), E = static_cast<double>(o_.moe.num_experts);
+    return o_.moe.pad_to_capacity ? std::min(K * o_.moe.capacity_factor, E) : K;
+  }
+  /// The same of the routed experts.
+  FfnBytes experts() const {
+    const double K = rows_of_token(), E = static_cast<double>(o_.moe.num_experts);
+    const auto D = static_cast<double>(o_.hidden_size), width = static_cast<double>(o_.expert_hidden());
+    FfnBytes f = ffn(K, o_.expert_hidden(), E / shape_.ep);
+    if (!o_.moe.fp8()) return f;
+    const double up = (gated_ ? 2 : 1) * width, tokens = std::max(1.0, shape_.tokens);
+    f.copy = again_.packed_weights ? 2 * E / shape_.ep * up * D / tokens : 0;
+    // Codes of the gradient of the result, twice, or once with those of the input. The rows that a group
+    // is filled up with are not counted.
+    f.codes_down = K * (D + std::max(D, width));
+    f.codes_up = K * (up + std::max(up, D));
+    return f;
+  }
   double kept(const FfnBytes& f) const {
     return (again_.up_projections ? 0 : f.up) + (again_.activations ? 0 : f.hidden);
   }
@@ -124,12 +152,12 @@ class PassEstimate {
     const double made_up = again_.up_projections ? f.up : 0;
     const bool chain = again_.up_projections && again_.activations;
     // The down projection: its input, made from the up projection's result, made from that one's input.
-    const double down =
-        f.hidden + (again_.activations ? f.hidden + made_up : 0) + (chain ? f.made_input : 0) + f.copy;
+    const double down = f.hidden + (again_.activations ? f.hidden + made_up : 0) +
+                        (chain ? f.made_input : 0) + f.copy + f.codes_down;
     const double freed = f.output + (again_.activations ? 0 : f.hidden);
     // The activation's gradient takes the memory of what it read.
     const double activation = f.hidden + made_up + (again_.up_projections ? f.made_input : 0) - freed;
-    const double up = made_up + f.made_input + f.dx + f.copy - freed;
+    const double up = made_up + f.made_input + f.dx + f.copy + f.codes_up - freed;
     return std::max({down, activation, up});
   }
 
@@ -156,9 +184,8 @@ class PassEstimate {
 
   BlockBytes moe_layer() const {
     const auto E = static_cast<double>(o_.moe.num_experts);
-    double K = static_cast<double>(o_.moe.top_k);  // rows of each token
-    if (o_.moe.pad_to_capacity) K = std::min(K * o_.moe.capacity_factor, E);
-    FfnBytes routed = ffn(K, o_.expert_hidden(), E / shape_.ep);
+    const double K = rows_of_token();
+    FfnBytes routed = experts();
     routed.output = K * x_D_;  // in the memory of the experts' results
     const double index = 3 * 8 * K;
     double rows = 0;  // with one rank copies of tokens are made again, but not sent again with several

@@ -164,6 +164,21 @@ double TransformerOptions::size_bound() const {
   return static_cast<double>(layers) * (projections + std::max(dense, experts));
 }
 
+std::string TransformerOptions::fp8_problem(const ConfigNode& root) const {
+  if (!moe.fp8()) return "";
+  const ConfigNode* run = root.find("run");
+  const ConfigNode* precision = run != nullptr ? run->find("precision") : nullptr;
+  if (precision != nullptr && precision->scalar == "f64")
+    return "expected same with run.precision: f64; fp8 would round what f64 is there to compare exactly";
+  constexpr int64_t kMultiple = 16;  // of cublasLt's fp8 products
+  for (const auto& [what, width] : {std::pair{"hidden_size", hidden_size}, {"moe.hidden", expert_hidden()}}) {
+    if (width % kMultiple == 0) continue;
+    return str("fp8 products need widths that are multiples of ", kMultiple, ", got ", what, ' ', width,
+               "; set it to ", (width + kMultiple - 1) / kMultiple * kMultiple, " or use same");
+  }
+  return "";
+}
+
 void TransformerOptions::check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const {
   auto add = [&](const std::string& key, const std::string& problem) {
     const std::string full = path + "." + key;
@@ -195,8 +210,11 @@ void TransformerOptions::check(const std::string& path, const ConfigNode& root, 
   if (moe.num_experts == 0) {
     if (moe.shared_experts > 0)
       add("moe.shared_experts", "expected 0 without MoE layers; set moe.num_experts or remove it");
+    if (moe.fp8())
+      add("moe.expert_precision", "expected same without MoE layers; set moe.num_experts or remove it");
     return;
   }
+  if (const std::string problem = fp8_problem(root); !problem.empty()) add("moe.expert_precision", problem);
   if (moe.top_k > moe.num_experts) {
     add("moe.top_k", str("expected 1..num_experts (", moe.num_experts, "), got ", moe.top_k,
                          "; lower top_k or raise num_experts"));

@@ -101,9 +101,8 @@ constexpr int64_t fp8_num_scales(Fp8Scales kind, int64_t outer, int64_t sum) {
 /// Where the scale of an element is among those of its matrix.
 constexpr int64_t fp8_scale_index(Fp8Scales kind, int64_t outer, int64_t sum, int64_t row, int64_t column) {
   if (kind == Fp8Scales::matrix) return 0;
-  return kind == Fp8Scales::vector
-             ? column / kFp8Block * fp8_round_up(outer, 4) + row
-             : row / kFp8Block * fp8_round_up(fp8_blocks(sum), 4) + column / kFp8Block;
+  return kind == Fp8Scales::vector ? column / kFp8Block * fp8_round_up(outer, 4) + row
+                                   : row / kFp8Block * fp8_round_up(fp8_blocks(sum), 4) + column / kFp8Block;
 }
 
 /// One operand of a product of each of several groups. Made from rows x [R, C] sorted by group.

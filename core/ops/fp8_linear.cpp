@@ -40,9 +40,8 @@ Fp8Weight make_copies(const Tensor& weight, Fp8Scaling scaling) {
   const Fp8Scales kind = scaling == Fp8Scaling::tensor ? Fp8Scales::matrix : Fp8Scales::block;
   const Tensor scales = current_scales(x, rows, Fp8Format::e4m3, scaling);
   const Device device = x.device();
-  const Fp8Weight copies{
-      with_scales(fp8_along_rows(rows, K, Fp8Format::e4m3, kind, device), scales),
-      with_scales(fp8_along_columns(rows, K, Fp8Format::e4m3, kind, 1, device), scales)};
+  const Fp8Weight copies{with_scales(fp8_along_rows(rows, K, Fp8Format::e4m3, kind, device), scales),
+                         with_scales(fp8_along_columns(rows, K, Fp8Format::e4m3, kind, 1, device), scales)};
   fp8_quantize(device, x, rows, copies.forward, copies.backward);
   return copies;
 }
@@ -111,6 +110,7 @@ struct Fp8Linear final : Function {
     if (needs_grad(0)) {
       dx = Tensor::empty({dy.size(0), weight_shape[2]}, dy.dtype(), device);
       fp8_gemm(device, false, along_rows, copies_of(source, scaling, kept).backward, dx);
+      along_rows = {};
     }
     if (needs_grad(1)) {
       const Tensor x_in = x.get();
@@ -157,8 +157,9 @@ void check_fp8_gemm(bool accumulate, const Fp8Operand& a, const Fp8Operand& b, c
               where, ": one operand has a scale per matrix and the other has not, or both have blocks");
 }
 
-Tensor fp8_grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
-                          const Tensor& bias_GN, Fp8Scaling scaling, const std::shared_ptr<Fp8Weight>& kept) {
+Tensor fp8_grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK,
+                          std::span<const int64_t> rows_per_group, const Tensor& bias_GN, Fp8Scaling scaling,
+                          const std::shared_ptr<Fp8Weight>& kept) {
   const auto groups = static_cast<int64_t>(rows_per_group.size());
   SHOAL_CHECK(x_RK.dims() == 2 && weight_GNK.dims() == 3 && weight_GNK.size(2) == x_RK.size(1) &&
                   weight_GNK.size(0) == groups,

@@ -28,8 +28,8 @@ struct Fp8Weight {
 /// As grouped_linear (core/ops/linear.h). x: bf16 or f32, and y is of its type; the weight [G, N, K] and the
 /// bias [G, N] (may be undefined) are f32. kept: for this weight and scaling only; null: copies are made for
 /// each call.
-Tensor fp8_grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
-                          const Tensor& bias_GN, Fp8Scaling scaling,
+Tensor fp8_grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK,
+                          std::span<const int64_t> rows_per_group, const Tensor& bias_GN, Fp8Scaling scaling,
                           const std::shared_ptr<Fp8Weight>& kept = nullptr);
 
 /// scales[g] = fp8_scale(the largest finite |x| of the rows of g). x_RC: f32 or bf16; scales: f32 [G].

@@ -39,6 +39,11 @@ void MoeOptions::fields(FieldVisitor& v) {
   v("pad_to_capacity", pad_to_capacity,
     "every expert gets as many rows as it has room for, zeros where tokens are missing: more is sent and "
     "computed, but a GPU is never waited for. Needs capacity_factor; training only");
+  v("expert_precision", expert_precision,
+    "of the routed experts' matrix products: same: run.precision; fp8: e4m3 operands, e5m2 gradients of "
+    "results, a scale per expert; fp8_block: e4m3, a scale per 128 values and per 128 x 128 weights "
+    "(docs/moe.md)",
+    one_of({"same", "fp8", "fp8_block"}));
   v.choice("router", router, RouterRegistry::instance(), "how experts are chosen");
 }
 
@@ -52,6 +57,11 @@ int64_t MoeOptions::router_params(int64_t hidden_size) const {
   const auto options = router.options ? router.options : RouterRegistry::instance().make_options(router.kind);
   const auto* router_options = dynamic_cast<const RouterOptions*>(options.get());
   return router_options != nullptr ? router_options->num_params(hidden_size, num_experts) : 0;
+}
+
+std::optional<Fp8Scaling> MoeOptions::fp8() const {
+  if (expert_precision == "same") return std::nullopt;
+  return expert_precision == "fp8" ? Fp8Scaling::tensor : Fp8Scaling::block;
 }
 
 Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation,
@@ -71,13 +81,19 @@ Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activ
   if (shape.bias) b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, placement);
 }
 
+Tensor Experts::project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
+                        const Tensor& bias, const std::shared_ptr<Fp8Weight>& fp8) const {
+  return shape_.fp8 ? fp8_grouped_linear(x, weight, rows_per_expert, bias, *shape_.fp8, fp8)
+                    : grouped_linear(x, weight, rows_per_expert, bias);
+}
+
 Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const {
   const int64_t e = w1_->value.size(0), D = shape_.hidden_size, F = shape_.expert_hidden;
   const int64_t up = activation_->gated() ? 2 * F : F;
   const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
-  const auto project_up = [w1 = w1_->value.view({e, up, D}), b1, rows_per_expert](const Tensor& x) {
+  const auto project_up = [this, w1 = w1_->value.view({e, up, D}), b1, rows_per_expert](const Tensor& x) {
     const ProfileSection section("experts up");
-    return grouped_linear(x, w1, rows_per_expert, b1);
+    return project(x, w1, rows_per_expert, b1, fp8_w1_);
   };
   const auto activate = [this](const Tensor& h) {
     const ProfileSection section("experts activation");
@@ -86,7 +102,7 @@ Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per
   const Tensor a = apply_again(shape_.recompute.activations,
                                apply_again(shape_.recompute.up_projections, x_RD, project_up), activate);
   const ProfileSection section("experts down");
-  return grouped_linear(a, w2_->value, rows_per_expert, b2);
+  return project(a, w2_->value, rows_per_expert, b2, fp8_w2_);
 }
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,

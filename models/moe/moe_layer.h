@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "core/ops/fp8_linear.h"
 #include "core/ops/routing.h"
 #include "models/ffn.h"
 #include "models/moe/router.h"
@@ -26,10 +28,12 @@ struct MoeOptions {
   std::string drop_policy = "position";
   std::string capacity_scope = "sequence";
   bool pad_to_capacity = false;
+  std::string expert_precision = "same";
   Choice router{"top_k", nullptr};
   void fields(FieldVisitor& v);
   bool is_moe_layer(int64_t layer) const;
   int64_t router_params(int64_t hidden_size) const;  // of one layer
+  std::optional<Fp8Scaling> fp8() const;             // of the experts' products, when they are fp8
 };
 
 struct MoeShape {
@@ -38,6 +42,7 @@ struct MoeShape {
   double init_std = 0.02, output_init_std = 0.02;
   int64_t layer = 0, num_moe_layers = 1;
   Recompute recompute;
+  std::optional<Fp8Scaling> fp8 = {};  // of the routed experts
 };
 
 /// The experts of this rank: e of E, weights stacked along the first dimension and sharded over ep.
@@ -48,9 +53,14 @@ class Experts final : public Module {
   Tensor forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const;
 
  private:
+  /// Rows times the matrices of a weight, in the experts' precision.
+  Tensor project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
+                 const Tensor& bias, const std::shared_ptr<Fp8Weight>& fp8) const;
+
   MoeShape shape_;
   std::unique_ptr<FfnActivation> activation_;
   Parameter *w1_, *w2_, *b1_ = nullptr, *b2_ = nullptr;
+  std::shared_ptr<Fp8Weight> fp8_w1_ = std::make_shared<Fp8Weight>(), fp8_w2_ = std::make_shared<Fp8Weight>();
 };
 
 class MoeLayer final : public Module {

@@ -19,6 +19,7 @@
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
+#include "core/ops/fp8_linear.h"
 #include "core/ops/machine.h"
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
@@ -93,6 +94,7 @@ class Bench {
   void expert_rows();
   void attention_rows();
   void product_rows();
+  void fp8_rows();
   void optimizer_rows();
 
   const Options& options_;
@@ -244,6 +246,32 @@ void Bench::product_rows() {
   products(s.E, 2 * s.F, s.D, s.E * 32, fmt::format("{} x (32 x {} x {})", s.E, 2 * s.F, s.D));
 }
 
+/// The gate and up projection of the experts. What is expected of the products is that of bf16.
+void Bench::fp8_rows() {
+  const int64_t groups = s.local_experts, n = 2 * s.F, k = s.D, count = s.rows() / groups;
+  const std::vector<int64_t> counts(static_cast<size_t>(groups), count), widths(counts.size(), n);
+  const Tensor x = random({groups * count, k}, DType::bf16), y = empty({groups * count, n}, DType::bf16),
+               weight = random({groups * n, k}, DType::f32);
+  const auto e4m3 = Fp8Format::e4m3;
+  for (const auto& [rows_kind, weight_kind, name] : {std::tuple{Fp8Scales::matrix, Fp8Scales::matrix, ""},
+                                                     {Fp8Scales::vector, Fp8Scales::block, ", blocks"}}) {
+    const std::string shape = fmt::format("{} x ({} x {} x {}){}", groups, count, n, k, name);
+    const int64_t pad = rows_kind == Fp8Scales::matrix ? 16 : kFp8Block;
+    const Fp8Operand a = fp8_along_rows(counts, k, e4m3, rows_kind, device_),
+                     transposed = fp8_along_columns(counts, k, e4m3, rows_kind, pad, device_),
+                     b = fp8_along_rows(widths, k, e4m3, weight_kind, device_);
+    if (rows_kind == Fp8Scales::matrix) {
+      row(shape, fp8_scales, x, std::span<const int64_t>(counts), e4m3, a.scales);
+      transposed.scales.copy_from(a.scales);
+      fp8_scales(device_, weight, widths, e4m3, b.scales);
+    }
+    fp8_quantize(device_, weight, widths, b, {});
+    row(shape, fp8_quantize, x, std::span<const int64_t>(counts), a, Fp8Operand{});
+    row(shape, fp8_quantize, x, std::span<const int64_t>(counts), a, transposed);
+    row(shape, fp8_gemm, false, a, b, y);
+  }
+}
+
 void Bench::optimizer_rows() {
   const std::string shape = fmt::format("{} parameters", s.P);
   const Tensor parameter = random({s.P}, DType::f32), grad = random({s.P}, DType::f32),
@@ -259,6 +287,7 @@ void Bench::run() {
   expert_rows();
   attention_rows();
   product_rows();
+  fp8_rows();
   optimizer_rows();
 }
 

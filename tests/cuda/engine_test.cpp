@@ -62,6 +62,27 @@ TEST_F(CudaEngine, OneRankTrainsInMixedPrecisionLikeOnTheCpu) {
   }
 }
 
+// The same with fp8 experts, by fp8 products of the library: a sum that is rounded differently may get
+// another code.
+TEST_F(CudaEngine, OneRankTrainsFp8ExpertsLikeOnTheCpu) {
+  for (const auto& [precision, dtype] : {std::pair{"fp8", DType::bf16}, std::pair{"fp8_block", DType::f32}}) {
+    const ParityCase c{
+        .dtype = dtype,
+        .model = str("moe: {num_experts: 8, top_k: 2, hidden: 16, expert_precision: ", precision, "}")};
+    standin::set_options({Policy::lazy, 0, 1});
+    const ParityResult got = run_on(kCuda, c), want = run_on(kCpu, c);
+    EXPECT_EQ(got.counts.front(), want.counts.front());
+    EXPECT_TRUE(close(got.losses, want.losses, {1e-2, 0})) << precision;
+    EXPECT_TRUE(close(got.grad_norms, want.grad_norms, {5e-2, 0})) << precision;
+    ASSERT_EQ(got.gradients.size(), want.gradients.size());
+    for (const auto& [name, values] : want.gradients) {
+      double largest = 0;
+      for (const double v : values) largest = std::max(largest, std::abs(v));
+      EXPECT_TRUE(close(got.gradients.at(name), values, {0, 3e-2 * largest})) << name;
+    }
+  }
+}
+
 TEST_F(CudaEngine, RecomputationAndOtherModelsTrainAsOnTheCpu) {
   for (const char* model :
        {"bias: true, norm: {kind: layer_norm, placement: post}, position: learned, ffn: {activation: gelu}",

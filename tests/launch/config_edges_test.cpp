@@ -84,7 +84,7 @@ TEST(ConfigEdges, EveryKindWordSwitchAndLimitOfTheModelAndTheOptimizerCanBeTrain
                                                             {"model.heads", "2"},
                                                             {"model.ffn.hidden", "8"},
                                                             {"model.moe.num_experts", "4"},
-                                                            {"model.moe.hidden", "8"},
+                                                            {"model.moe.hidden", "16"},
                                                             {"model.moe.shared_experts", "1"},
                                                             {"model.moe.first_dense", "1"},
                                                             {"data.seq_len", "8"},

@@ -72,6 +72,19 @@ TEST(Edges, CF_05_SizesThatCannotWorkAreRefused) {
       {1, {"model.moe.first_dense=2"}, {"model.moe", "no layer is an MoE layer"}},
       {1, {"model.moe.layers=[2]"}, {"model.moe.layers", "0..1", "got 2"}},
       {1, {"model.moe.capacity_factor=-1"}, {"model.moe.capacity_factor", "got -1"}},
+      {1,
+       {"model.moe.expert_precision=fp8", "model.moe.hidden=24"},
+       {"model.moe.expert_precision (command line)", "multiples of 16, got moe.hidden 24; set it to 32"}},
+      {1,
+       {"model.moe.expert_precision=fp8_block", "model.hidden_size=24", "model.heads=2"},
+       {"model.moe.expert_precision", "got hidden_size 24; set it to 32 or use same"}},
+      {1,
+       {"model.moe.expert_precision=fp8", "model.moe.hidden=16", "run.precision=f64"},
+       {"model.moe.expert_precision", "expected same with run.precision: f64"}},
+      {1,
+       {"model.moe.expert_precision=fp8", "model.moe.num_experts=0", "model.moe.shared_experts=0"},
+       {"model.moe.expert_precision", "expected same without MoE layers"}},
+      {1, {"model.moe.expert_precision=e4m3"}, {"model.moe.expert_precision", "same | fp8 | fp8_block"}},
       {1, {"data.seq_len=0"}, {"data.seq_len", "got 0"}},
       {1, {"data.global_batch=0"}, {"data.global_batch", "got 0"}},
       {1, {"data.micro_batch=0"}, {"data.micro_batch", "got 0"}},
@@ -361,6 +374,7 @@ const std::map<std::string, std::pair<std::string, Resume>>& other_values() {
       {"model.moe.router.score", {"softmax", no}},
       {"model.moe.router.bias_rate", {"0.5", no}},
       {"model.moe.capacity_factor", {"1.5", no}},
+      {"model.moe.expert_precision", {"fp8", no}},
       {"data.seq_len", {"8", no}},
       {"data.global_batch", {"4", no}},
       {"data.micro_batch", {"2", may}},
@@ -394,6 +408,7 @@ TEST(Edges, RS_09_EveryKeyIsEitherFreeAtResumeOrRefused) {
     const auto& [value, resume] = other;
     Settings overrides = {str(key, '=', value)};
     if (key == "run.profile_after") overrides.emplace_back("run.profile=1");  // else it has no meaning
+    if (key == "model.moe.expert_precision") overrides.emplace_back("model.moe.hidden=16");  // which it needs
     const ConfigChanges changes = compare_configs(before, yaml_of(overrides));
     const auto& expected = resume == Resume::may_differ ? changes.harmless : changes.meaningful;
     const auto names_it = [&](const std::string& change) {

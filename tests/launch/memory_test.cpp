@@ -85,6 +85,21 @@ TEST(MemoryEstimate, CountsTheFillOfBf16CopiesOfNarrowExperts) {
   }
 }
 
+// fp8 copies of weights, and on the CPU what stands in for fp8 products: one expert's operands in f32.
+TEST(MemoryEstimate, CountsFp8ExpertsUpToTheEmulationOfTheirProducts) {
+  for (const char* precision : {"f32", "bf16"}) {
+    for (const char* kind : {"fp8", "fp8_block"}) {
+      for (const char* recompute : {"none", "[norms, activations, up_projections, packed_weights]"}) {
+        const std::string settings =
+            str("model: {layers: 3, hidden_size: 64, heads: 4, recompute: ", recompute,
+                ", moe: {num_experts: 16, top_k: 2, hidden: 128, expert_precision: ", kind,
+                "}}\nrun: {precision: ", precision, "}\n");
+        EXPECT_EQ(too_far(config_of(settings)), "") << settings;
+      }
+    }
+  }
+}
+
 TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
   const TrainConfig config = config_of(
       "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 64, top_k: 2, hidden: 512}}",

@@ -185,6 +185,27 @@ TEST(Parity, OtherArchitecturesGiveTheResultOfOneRank) {
   }
 }
 
+// Scales are shared by the rows of an expert that are multiplied at once, which are others in each layout. As
+// they are powers of two, only numbers some 2^14 times smaller than the largest are rounded differently.
+TEST(Parity, Fp8ExpertsGiveTheResultOfOneRankWithinTheUsualBound) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto with = [&](const std::string& precision, int ep, int64_t accumulation) {
+      return ParityCase{.ep = ep,
+                        .accumulation = accumulation,
+                        .dtype = dtype,
+                        .model = str("moe: {num_experts: 8, top_k: 2, hidden: 16, shared_experts: 1, "
+                                     "first_dense: 1, expert_precision: ",
+                                     precision, "}")};
+    };
+    for (const char* precision : {"fp8", "fp8_block"}) {
+      for (const auto& [ep, accumulation] : {std::pair{1, 1}, {2, 2}, {4, 1}})
+        expect_parity(with(precision, ep, accumulation), 4);
+      EXPECT_FALSE(same_result(run_case(with(precision, 1, 1), 1), run_case(with("same", 1, 1), 1), 1e-3))
+          << "nothing was multiplied in fp8";
+    }
+  }
+}
+
 // The local auxiliary loss depends on what a micro-batch is, but not on which rank runs it.
 TEST(Parity, MicroBatchAuxLossDependsOnTheMicroBatchesOnly) {
   const ParityResult four = run_case({.accumulation = 4, .balance = "micro_batch", .model = ""}, 1);

@@ -69,11 +69,10 @@ float fresh_scale(const Fp8Operand& to, const T* x, int64_t count, int64_t width
   const bool block = to.kind == Fp8Scales::block;
   const int64_t r0 = block ? row / kFp8Block * kFp8Block : row, r1 = block ? r0 + kFp8Block : row + 1;
   const int64_t c0 = column / kFp8Block * kFp8Block, c1 = c0 + kFp8Block;
-  const float most = transposed
-                         ? largest(x, width, std::min(count, c0), std::min(count, c1), std::min(width, r0),
-                                   std::min(width, r1))
-                         : largest(x, width, std::min(count, r0), std::min(count, r1), std::min(width, c0),
-                                   std::min(width, c1));
+  const float most = transposed ? largest(x, width, std::min(count, c0), std::min(count, c1),
+                                          std::min(width, r0), std::min(width, r1))
+                                : largest(x, width, std::min(count, r0), std::min(count, r1),
+                                          std::min(width, c0), std::min(width, c1));
   return fp8_scale(most, to.format);
 }
 
@@ -97,8 +96,7 @@ void quantize(const Fp8Operand& to, size_t group, const T* x, int64_t count, int
                    for (int64_t column = 0; column < m.sum; column++) {
                      const int64_t r = transposed ? column : row, c = transposed ? row : column;
                      const float value = r < count ? static_cast<float>(x[r * width + c]) : 0;
-                     const float scale =
-                         scales[fp8_scale_index(to.kind, m.outer, m.sum, row, column)];
+                     const float scale = scales[fp8_scale_index(to.kind, m.outer, m.sum, row, column)];
                      codes[row * m.sum + column] = to_fp8(value * fp8_inverse(scale), to.format);
                    }
                  }
@@ -146,8 +144,7 @@ void gemm_impl(bool accumulate, const Fp8Operand& a, const Fp8Operand& b, const 
     const Tensor to = c.flat(first, of_a.outer * of_b.outer).view({of_a.outer, of_b.outer});
     first += to.numel();
     if (to.numel() == 0) continue;
-    const Tensor wide =
-        c.dtype() == DType::f32 ? to : Tensor::empty(to.shape(), DType::f32, to.device());
+    const Tensor wide = c.dtype() == DType::f32 ? to : Tensor::empty(to.shape(), DType::f32, to.device());
     gemm(c.device(), {.transpose_b = true, .accumulate = accumulate}, numbers(a, of_a), numbers(b, of_b),
          wide);
     if (c.dtype() != DType::f32) cast_fwd(c.device(), wide, to);

@@ -116,8 +116,8 @@ struct Description {
   /// rows: of the column-major matrix, that is, neighbours in memory.
   static void init_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64_t rows,
                           int64_t columns, const Product& p) {
-    check(cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(rows),
-                                   static_cast<uint64_t>(columns), rows),
+    check(cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                                   rows),
           "cublasLtMatrixLayoutInit", p);
   }
 };

@@ -71,11 +71,13 @@ void multiply_in_fours(Device device, std::vector<Product>& products, const Tens
     c.flat(aside.first, aside.count).copy_from(aside.result.flat(0, aside.count));
 }
 
-void multiply_numbers(Device device, std::vector<Product>& products, const Fp8Operand& a, const Fp8Operand& b) {
+void multiply_numbers(Device device, std::vector<Product>& products, const Fp8Operand& a,
+                      const Fp8Operand& b) {
   static std::atomic<bool> said = false;
   if (!said.exchange(true)) {
-    log::warn("fp8: this card or version of cuBLAS has no fp8 product for these experts; they are multiplied "
-              "in bf16, with the same numbers and sums but not faster (docs/cuda.md)");
+    log::warn(
+        "fp8: this card or version of cuBLAS has no fp8 product for these experts; they are multiplied "
+        "in bf16, with the same numbers and sums but not faster (docs/cuda.md)");
   }
   const Tensor numbers_a = fp8_numbers(a), numbers_b = fp8_numbers(b);
   for (size_t g = 0; g < products.size(); g++) {

@@ -29,7 +29,7 @@ struct LargestArgs {
 };
 
 template <class T>
-__global__ void largest_kernel(LargestArgs<T> args) {
+__global__ void fp8_largest_kernel(LargestArgs<T> args) {
   SHOAL_SHARED(float, scratch, BlockMax<float>::kScratch);
   BlockMax<float> block_max(scratch);
   int64_t chunk = blockIdx.x, first_chunk = 0;
@@ -37,7 +37,8 @@ __global__ void largest_kernel(LargestArgs<T> args) {
     const int64_t begin = args.groups.first[g] * args.width, end = args.groups.first[g + 1] * args.width;
     const int64_t chunks = (end - begin + kChunk - 1) / kChunk;
     for (; chunk < first_chunk + chunks; chunk += gridDim.x) {
-      const int64_t from = begin + (chunk - first_chunk) * kChunk, to = from + kChunk < end ? from + kChunk : end;
+      const int64_t from = begin + (chunk - first_chunk) * kChunk,
+                    to = from + kChunk < end ? from + kChunk : end;
       float most = 0;
       for (int64_t i = from + threadIdx.x; i < to; i += blockDim.x) {
         const float size = finite_size(static_cast<float>(args.x[i]));
@@ -60,12 +61,19 @@ struct ScaleOfBits {
   }
 };
 
-/// One of the operands that a launch fills, from its first group on.
+/// One of the operands that a launch fills, from the matrix of a group on.
 struct Side {
   uint8_t* codes;  // null: not wanted
   float* scales;
   Fp8Scales kind;
-  int64_t pad;
+  int pad;
+
+  /// outer, sum: of the matrix that is done.
+  SHOAL_DEVICE void next_group(int64_t outer, int64_t sum) {
+    if (codes == nullptr) return;
+    codes += outer * sum;
+    scales += fp8_num_scales(kind, outer, sum);
+  }
 };
 template <class T>
 struct QuantizeArgs {
@@ -89,7 +97,8 @@ struct Tile {
   SHOAL_DEVICE float fill(const T* x, int64_t width, int64_t row, int64_t column, int64_t rows,
                           int64_t columns) const {
     float most = 0;
-    for (int i = static_cast<int>(threadIdx.x) * N; i < kTile * kTile; i += static_cast<int>(blockDim.x) * N) {
+    for (int i = static_cast<int>(threadIdx.x) * N; i < kTile * kTile;
+         i += static_cast<int>(blockDim.x) * N) {
       const int r = i / kTile, c = i % kTile;
       Pack<T, N> values{};
       if (r < rows && c < columns)
@@ -111,9 +120,8 @@ struct Tile {
 
 /// Where a tile lies in the matrix of a group, as an operand sees it.
 struct Place {
-  int64_t outer, sum;          // of the matrix
+  int64_t outer, sum;  // of the matrix
   int64_t first_outer, first_sum;
-  int64_t codes, scales;       // of the matrix in those of the launch
 };
 
 /// Rounds the lines of a tile to an operand. shared_scale: of the tile, or of the matrix.
@@ -123,8 +131,7 @@ SHOAL_DEVICE void write_side(const Tile<T>& tile, const Side& side, const Place&
   const int lane = static_cast<int>(threadIdx.x % kWarp), warps = static_cast<int>(blockDim.x / kWarp);
   const bool vector = side.kind == Fp8Scales::vector;
   const int64_t lines = (vector ? fp8_round_up(at.outer, 4) : at.outer) - at.first_outer;
-  float* scale_to = side.scales + at.scales +
-                    fp8_scale_index(side.kind, at.outer, at.sum, at.first_outer, at.first_sum);
+  float* scale_to = side.scales + fp8_scale_index(side.kind, at.outer, at.sum, at.first_outer, at.first_sum);
   if (side.kind == Fp8Scales::block && threadIdx.x == 0) *scale_to = shared_scale;
   for (int line = static_cast<int>(threadIdx.x / kWarp); line < kTile && line < lines; line += warps) {
     float values[kPerLane], most = 0;
@@ -141,7 +148,7 @@ SHOAL_DEVICE void write_side(const Tile<T>& tile, const Side& side, const Place&
     }
     if (at.first_outer + line >= at.outer) continue;
     const float inverse = fp8_inverse(scale);
-    uint8_t* codes = side.codes + at.codes + (at.first_outer + line) * at.sum + at.first_sum;
+    uint8_t* codes = side.codes + (at.first_outer + line) * at.sum + at.first_sum;
     SHOAL_UNROLL
     for (int j = 0; j < kPerLane; j++) {
       const int i = lane + j * static_cast<int>(kWarp);
@@ -151,47 +158,40 @@ SHOAL_DEVICE void write_side(const Tile<T>& tile, const Side& side, const Place&
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(QuantizeArgs<T> args) {
+__global__ void __launch_bounds__(kThreads, 1) fp8_quantize_kernel(QuantizeArgs<T> args) {
   SHOAL_DYNAMIC_SHARED(T, shared);
   SHOAL_SHARED(float, scratch, BlockMax<float>::kScratch);
   BlockMax<float> block_max(scratch);
   const Tile<T> tile{shared};
-  const int64_t column_tiles = fp8_blocks(args.width);
-  // The operands that are wanted agree about blocks.
-  const Side& any = args.along_rows.codes != nullptr ? args.along_rows : args.along_columns;
-  int64_t number = blockIdx.x, first_tile = 0;
-  int64_t codes[2] = {}, scales[2] = {};
+  const int column_tiles = static_cast<int>(fp8_blocks(args.width));
+  Side along_rows = args.along_rows, along_columns = args.along_columns;
+  // The operands that are wanted agree about what is not vectors.
+  const bool by_rows = along_rows.codes != nullptr, by_columns = along_columns.codes != nullptr;
+  const Fp8Scales kind = by_rows ? along_rows.kind : along_columns.kind;
+  int number = static_cast<int>(blockIdx.x), first_tile = 0;
   for (int g = 0; g < args.groups.count; g++) {
     const int64_t first = args.groups.first[g], rows = args.groups.first[g + 1] - first;
-    const int64_t padded = fp8_round_up(rows, args.along_columns.pad);
-    const int64_t tiles = fp8_blocks(rows) * column_tiles;
-    for (; number < first_tile + tiles; number += gridDim.x) {
-      const int64_t row = (number - first_tile) / column_tiles * kTile,
-                    column = (number - first_tile) % column_tiles * kTile;
+    const int64_t padded = fp8_round_up(rows, along_columns.pad);
+    const int tiles = static_cast<int>(fp8_blocks(rows)) * column_tiles;
+    for (; number < first_tile + tiles; number += static_cast<int>(gridDim.x)) {
+      const int64_t row = int64_t{(number - first_tile) / column_tiles} * kTile,
+                    column = int64_t{(number - first_tile) % column_tiles} * kTile;
       __syncthreads();  // the tile before is no longer read
-      const float most =
-          args.packs ? tile.template fill<kPack<T>>(args.x, args.width, first + row, column, rows - row,
-                                                    args.width - column)
-                     : tile.template fill<1>(args.x, args.width, first + row, column, rows - row,
-                                             args.width - column);
+      const float most = args.packs ? tile.template fill<kPack<T>>(args.x, args.width, first + row, column,
+                                                                   rows - row, args.width - column)
+                                    : tile.template fill<1>(args.x, args.width, first + row, column,
+                                                            rows - row, args.width - column);
       __syncthreads();
-      float shared_scale = 0;
-      if (any.kind == Fp8Scales::block) shared_scale = fp8_scale(block_max(most, 0.0F), args.format);
-      if (any.kind == Fp8Scales::matrix) shared_scale = any.scales[g];
-      if (args.along_rows.codes != nullptr) {
-        write_side<false>(tile, args.along_rows, {rows, args.width, row, column, codes[0], scales[0]},
-                          args.format, shared_scale);
-      }
-      if (args.along_columns.codes != nullptr) {
-        write_side<true>(tile, args.along_columns, {args.width, padded, column, row, codes[1], scales[1]},
-                         args.format, shared_scale);
-      }
+      float scale = 0;
+      if (kind == Fp8Scales::block) scale = fp8_scale(block_max(most, 0.0F), args.format);
+      if (kind == Fp8Scales::matrix) scale = by_rows ? *along_rows.scales : *along_columns.scales;
+      if (by_rows) write_side<false>(tile, along_rows, {rows, args.width, row, column}, args.format, scale);
+      if (by_columns)
+        write_side<true>(tile, along_columns, {args.width, padded, column, row}, args.format, scale);
     }
     first_tile += tiles;
-    codes[0] += rows * args.width;
-    codes[1] += padded * args.width;
-    scales[0] += fp8_num_scales(args.along_rows.kind, rows, args.width);
-    scales[1] += fp8_num_scales(args.along_columns.kind, args.width, padded);
+    along_rows.next_group(rows, args.width);
+    along_columns.next_group(args.width, padded);
   }
 }
 
@@ -215,7 +215,7 @@ void scales_impl(const Tensor& x, std::span<const int64_t> rows, Fp8Format forma
       int64_t chunks = 0;
       for (int g = 0; g < groups.count; g++)
         chunks += ((groups.first[g + 1] - groups.first[g]) * args.width + kChunk - 1) / kChunk;
-      SHOAL_LAUNCH(largest_kernel<T>, launch_shape(x.device(), chunks, kThreads), args);
+      SHOAL_LAUNCH(fp8_largest_kernel<T>, launch_shape(x.device(), chunks, kThreads), args);
     });
   });
   map(x.device(), scales.numel(), true, ScaleOfBits{scales.data<float>(), format});
@@ -225,7 +225,8 @@ Side side_of(const char* where, const Fp8Operand& operand, size_t groups) {
   if (!operand) return {nullptr, nullptr, Fp8Scales::matrix, 1};
   SHOAL_CHECK(operand.matrices.size() == groups, where, ": expected an operand of ", groups, " groups, got ",
               operand.matrices.size());
-  return {operand.codes.data<uint8_t>(), operand.scales.data<float>(), operand.kind, operand.pad};
+  return {operand.codes.data<uint8_t>(), operand.scales.data<float>(), operand.kind,
+          static_cast<int>(operand.pad)};
 }
 /// From the matrix of a group on.
 Side from_group(Side side, const Fp8Operand& operand, int64_t group) {
@@ -255,7 +256,10 @@ void quantize_impl(const Tensor& x, std::span<const int64_t> rows, const Fp8Oper
       int64_t tiles = 0;
       for (int g = 0; g < groups.count; g++)
         tiles += fp8_blocks(groups.first[g + 1] - groups.first[g]) * fp8_blocks(args.width);
-      SHOAL_LAUNCH(quantize_kernel<T>, launch_shape(x.device(), tiles, kThreads, 1, Tile<T>::kBytes), args);
+      SHOAL_CHECK(tiles <= INT32_MAX, where, ": ", tiles, " blocks of 128 x 128 of ", x.shape(),
+                  ", expected at most 2^31");
+      SHOAL_LAUNCH(fp8_quantize_kernel<T>, launch_shape(x.device(), tiles, kThreads, 1, Tile<T>::kBytes),
+                   args);
     });
   });
 }

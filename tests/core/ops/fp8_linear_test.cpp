@@ -31,9 +31,12 @@ struct Case {
   int64_t n, k;
   int64_t total() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
   int64_t groups() const { return static_cast<int64_t>(rows.size()); }
-  int64_t first(size_t g) const { return std::accumulate(rows.begin(), rows.begin() + static_cast<int64_t>(g), int64_t{0}); }
+  int64_t first(size_t g) const {
+    return std::accumulate(rows.begin(), rows.begin() + static_cast<int64_t>(g), int64_t{0});
+  }
 };
-const Case kCases[] = {{{7, 0, 3}, 16, 32}, {{130, 1, 259}, 144, 272}, {{0, 0}, 16, 16}, {{5}, 7, 9}, {{}, 16, 16}};
+const Case kCases[] = {
+    {{7, 0, 3}, 16, 32}, {{130, 1, 259}, 144, 272}, {{0, 0}, 16, 16}, {{5}, 7, 9}, {{}, 16, 16}};
 
 struct Inputs {
   Tensor x, weight, bias, dy;
@@ -198,10 +201,10 @@ TEST(Fp8Linear, ProductsAreThoseOfTheQuantisedOperandsAndNearTheExactOnes) {
         EXPECT_EQ(got.y.dtype(), dtype);
         const Doubles x = to_doubles(in.x), w = to_doubles(in.weight), dy = to_doubles(in.dy);
         const Fp8Format low = scaling == Fp8Scaling::tensor ? Fp8Format::e5m2 : Fp8Format::e4m3;
-        const Sums want = multiply(c, seen(c, x, c.k, Fp8Format::e4m3, scaling, true),
-                                   seen_weight(c, w, scaling), seen(c, dy, c.n, low, scaling, true),
-                                   seen(c, x, c.k, Fp8Format::e4m3, scaling, false),
-                                   seen(c, dy, c.n, low, scaling, false));
+        const Sums want =
+            multiply(c, seen(c, x, c.k, Fp8Format::e4m3, scaling, true), seen_weight(c, w, scaling),
+                     seen(c, dy, c.n, low, scaling, true), seen(c, x, c.k, Fp8Format::e4m3, scaling, false),
+                     seen(c, dy, c.n, low, scaling, false));
         const std::string what = str(c.total(), " rows, ", c.n, " x ", c.k, ", ", dtype,
                                      scaling == Fp8Scaling::tensor ? ", tensor" : ", block");
         // Sums in f32, of up to some hundred terms, and one rounding to bf16.
@@ -233,7 +236,8 @@ TEST(Fp8Linear, ABiasGradientIsNotRoundedAndGradientsAreAddedToALeaf) {
     for (size_t g = 0; g < 2; g++) {
       for (int64_t n = 0; n < c.n; n++) {
         double sum = 0;
-        for (int64_t r = c.first(g); r < c.first(g) + c.rows[g]; r++) sum += dy[static_cast<size_t>(r * c.n + n)];
+        for (int64_t r = c.first(g); r < c.first(g) + c.rows[g]; r++)
+          sum += dy[static_cast<size_t>(r * c.n + n)];
         EXPECT_NEAR(dbias[g * 16 + static_cast<size_t>(n)], sum, 1e-4);
       }
     }
@@ -314,15 +318,18 @@ TEST(Fp8Linear, CopiesOfAWeightAreKeptUntilItsValueChanges) {
 TEST(Fp8Linear, WhatItCannotMultiplyIsRefused) {
   const Tensor x = Tensor::zeros({4, 16}, DType::f32), w = Tensor::zeros({1, 8, 16}, DType::f32);
   const Rows four = {4}, five = {5}, minus = {5, -1};
-  const auto refused = [&](const Tensor& input, const Tensor& weight, const Rows& rows, const Tensor& bias = {}) {
+  const auto refused = [&](const Tensor& input, const Tensor& weight, const Rows& rows,
+                           const Tensor& bias = {}) {
     return error_of([&] { fp8_grouped_linear(input, weight, rows, bias, Fp8Scaling::tensor); });
   };
   EXPECT_EQ(refused(x, w, four), "");
   EXPECT_NE(refused(cast(x, DType::f64), w, four).find("f64 has no fp8 products"), std::string::npos);
   EXPECT_NE(refused(x, cast(w, DType::f64), four).find("an f32 weight, got f32 and f64"), std::string::npos);
   EXPECT_NE(refused(x, w.view({1, 16, 8}), four).find("expected x [R, K]"), std::string::npos);
-  EXPECT_NE(refused(x, w, four, Tensor::zeros({1, 9}, DType::f32)).find("expected bias [1, 8]"), std::string::npos);
-  EXPECT_NE(refused(x, w, five).find("rows per group sum to 5, but the operand is [4, 16]"), std::string::npos);
+  EXPECT_NE(refused(x, w, four, Tensor::zeros({1, 9}, DType::f32)).find("expected bias [1, 8]"),
+            std::string::npos);
+  EXPECT_NE(refused(x, w, five).find("rows per group sum to 5, but the operand is [4, 16]"),
+            std::string::npos);
   EXPECT_NE(refused(x, Tensor::zeros({2, 8, 16}, DType::f32), minus).find("got -1"), std::string::npos);
   const Fp8Operand a = fp8_along_rows(four, 16, Fp8Format::e4m3, Fp8Scales::matrix, {}),
                    b = fp8_along_rows(four, 24, Fp8Format::e4m3, Fp8Scales::matrix, {}),

@@ -197,7 +197,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   const auto prefer = read<Preference>(preference);
   if (wanted < 1 || prefer.kind != Kind::preference) return CUBLAS_STATUS_INVALID_VALUE;
-  if (is_fp8(p.a.type) && *std::ranges::min_element(prefer.alignment) < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (is_fp8(p.a.type) && *std::ranges::min_element(prefer.alignment) < 16)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   // Long sums are split when that is allowed, and everything wants to be read as wide as it lies.
   constexpr uint64_t kLongSum = 64;
   const bool may_split = (prefer.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0 &&

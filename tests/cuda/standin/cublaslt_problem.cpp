@@ -66,8 +66,7 @@ std::vector<float> fp8_operand(const void* data, const Layout& layout, const Sca
   std::vector<float> values(layout.rows * layout.columns);
   for (uint64_t j = 0; j < layout.columns; j++) {
     for (uint64_t i = 0; i < layout.rows; i++) {
-      const float value =
-          from_fp8(codes[j * static_cast<uint64_t>(layout.ld) + i], format) * scales.of(j, i);
+      const float value = from_fp8(codes[j * static_cast<uint64_t>(layout.ld) + i], format) * scales.of(j, i);
       values[is_a ? i * layout.columns + j : j * layout.rows + i] = value;
     }
   }
@@ -78,7 +77,8 @@ template <class Sum, class T>
 std::vector<Sum> operand_a(const Work& w) {
   const Problem& p = w.problem;
   if constexpr (std::is_same_v<T, uint8_t>)
-    return fp8_operand(w.a, p.a, {static_cast<const float*>(p.how.scale_a), p.how.scale_mode_a, p.m, p.k}, true);
+    return fp8_operand(w.a, p.a, {static_cast<const float*>(p.how.scale_a), p.how.scale_mode_a, p.m, p.k},
+                       true);
   else
     return operand<Sum, T>(w.a, p.a, p.how.transpose_a == CUBLAS_OP_T);
 }
@@ -86,7 +86,8 @@ template <class Sum, class T>
 std::vector<Sum> operand_b(const Work& w) {
   const Problem& p = w.problem;
   if constexpr (std::is_same_v<T, uint8_t>)
-    return fp8_operand(w.b, p.b, {static_cast<const float*>(p.how.scale_b), p.how.scale_mode_b, p.n, p.k}, false);
+    return fp8_operand(w.b, p.b, {static_cast<const float*>(p.how.scale_b), p.how.scale_mode_b, p.n, p.k},
+                       false);
   else
     return operand<Sum, T>(w.b, p.b, p.how.transpose_b == CUBLAS_OP_T);
 }
@@ -186,7 +187,8 @@ cublasStatus_t understand(cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a, cu
   if (to.type != p.c.type || to.rows != p.m || to.columns != p.n || to.ld != p.c.ld)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (is_fp8(p.a.type) || is_fp8(p.b.type)) return understand_fp8(p);
-  if (p.how.scale_a != nullptr || p.how.scale_b != nullptr || p.how.scale_mode_a != 0 || p.how.scale_mode_b != 0)
+  if (p.how.scale_a != nullptr || p.how.scale_b != nullptr || p.how.scale_mode_a != 0 ||
+      p.how.scale_mode_b != 0)
     return CUBLAS_STATUS_INVALID_VALUE;
   const bool f64 = p.how.compute == CUBLAS_COMPUTE_64F && p.how.scale == CUDA_R_64F &&
                    p.a.type == CUDA_R_64F && p.b.type == CUDA_R_64F && p.c.type == CUDA_R_64F;
@@ -205,8 +207,13 @@ size_t workspace_for(const Problem& p, uint32_t parts) {
   return parts > 1 ? p.m * p.n * std::max(sizeof(float), bytes_of(p.c.type)) : 0;
 }
 Algorithm algorithm_for(const Problem& p, uint32_t alignment, uint32_t parts) {
-  return {Kind::algorithm, p.how.compute,  p.how.transpose_a * 16 + p.how.transpose_b,
-          p.how.scale_mode_a * 16 + p.how.scale_mode_b, types_of(p), alignment, parts};
+  return {Kind::algorithm,
+          p.how.compute,
+          p.how.transpose_a * 16 + p.how.transpose_b,
+          p.how.scale_mode_a * 16 + p.how.scale_mode_b,
+          types_of(p),
+          alignment,
+          parts};
 }
 bool fits(const Algorithm& algorithm, const Problem& p) {
   const Algorithm like = algorithm_for(p, 0, 0);
