@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/tensor/tensor.h"
+#include "tests/cuda/standin/cublaslt.h"
 
 namespace shoal::testing {
 namespace {
@@ -57,6 +58,102 @@ struct Call {
                           out.bytes(), &c, &chosen.algo, workspace.bytes(), workspace_bytes, nullptr);
   }
 };
+
+/// The fp8 product D[16, 8] = A[32, 16]^T B[32, 8] with scales, in parts that a test can spoil.
+struct Fp8Call : Call {
+  int32_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, mode_b = mode_a;
+  int32_t transpose_a = CUBLAS_OP_T, transpose_b = CUBLAS_OP_N;
+  cudaDataType_t type_a = CUDA_R_8F_E4M3, type_b = CUDA_R_8F_E4M3, type_c = CUDA_R_32F;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  uint64_t m = 16, n = 8, k = 32;
+  const void *scale_a = in_a.bytes(), *scale_b = in_b.bytes();
+
+  void set(cublasLtMatmulDescAttributes_t which, const void* value, size_t bytes) {
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(&how, which, value, bytes), CUBLAS_STATUS_SUCCESS);
+  }
+  cublasStatus_t answer() {
+    EXPECT_EQ(cublasLtMatmulDescInit(&how, compute, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode_a, sizeof mode_a);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode_b, sizeof mode_b);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(&scale_a), sizeof scale_a);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(&scale_b), sizeof scale_b);
+    const bool ta = transpose_a == CUBLAS_OP_T, tb = transpose_b == CUBLAS_OP_T;
+    layout(a, type_a, ta ? k : m, ta ? m : k, static_cast<int64_t>(ta ? k : m));
+    layout(b, type_b, tb ? n : k, tb ? k : n, static_cast<int64_t>(tb ? n : k));
+    layout(c, type_c, m, n, static_cast<int64_t>(m));
+    return ask();
+  }
+  void use_vectors_and_blocks() {
+    mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+  }
+};
+
+template <class Spoil>
+cublasStatus_t answer_to(bool blocks, const Spoil& spoil) {
+  Fp8Call call;
+  if (blocks) call.use_vectors_and_blocks();
+  spoil(call);
+  return call.answer();
+}
+
+TEST(CudaCublasStandin, AcceptsFp8ProductsOfItsCardAndRefusesThoseThatTheLibraryHasNot) {
+  constexpr auto kFine = CUBLAS_STATUS_SUCCESS, kMissing = CUBLAS_STATUS_NOT_SUPPORTED,
+                 kWrong = CUBLAS_STATUS_INVALID_VALUE;
+  for (const bool blocks : {false, true}) {
+    const auto with = [&](const auto& spoil) { return answer_to(blocks, spoil); };
+    EXPECT_EQ(with([](Fp8Call&) {}), kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.type_b = CUDA_R_8F_E5M2; }), kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.type_c = CUDA_R_16BF; }), kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.type_a = c.type_b = CUDA_R_8F_E5M2; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.type_b = CUDA_R_16BF; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.type_c = CUDA_R_64F; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.compute = CUBLAS_COMPUTE_64F; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.transpose_a = CUBLAS_OP_N; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.transpose_b = CUBLAS_OP_T; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.k = 24; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.m = 18; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.n = 7; }), blocks ? kMissing : kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.scale_b = nullptr; }), blocks ? kWrong : kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.scale_a = c.in_a.bytes() + 4; }), blocks ? kWrong : kFine);
+    EXPECT_EQ(with([](Fp8Call& c) { c.mode_a = c.mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F; }),
+              kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0; }), kMissing);
+    EXPECT_EQ(with([](Fp8Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t{8}); }),
+              kMissing);
+    for (const auto& [card, expected] : {std::pair{80, kMissing},
+                                         {89, blocks ? kMissing : kFine},
+                                         {90, kFine},
+                                         {100, blocks ? kMissing : kFine}}) {
+      standin::set_compute_capability(card);
+      EXPECT_EQ(with([](Fp8Call&) {}), expected) << card;
+    }
+    standin::set_compute_capability(90);
+  }
+  Call plain;  // scales of operands that are not fp8
+  const void* scale = plain.in_a.bytes();
+  EXPECT_EQ(cublasLtMatmulDescSetAttribute(&plain.how, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                           static_cast<const void*>(&scale), sizeof scale),
+            CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(plain.ask(), kWrong);
+}
+
+TEST(CudaCublasStandin, RefusesAnAlgorithmForOtherScales) {
+  Fp8Call call;
+  EXPECT_EQ(call.answer(), CUBLAS_STATUS_SUCCESS);
+  const cublasLtMatmulHeuristicResult_t for_scalars = call.chosen;
+  call.use_vectors_and_blocks();
+  EXPECT_EQ(call.answer(), CUBLAS_STATUS_SUCCESS);
+  cublasLtMatmulHeuristicResult_t result{};
+  const auto check = [&](const cublasLtMatmulHeuristicResult_t& chosen) {
+    return cublasLtMatmulAlgoCheck(call.handle, &call.how, &call.a, &call.b, &call.c, &call.c, &chosen.algo,
+                                   &result);
+  };
+  EXPECT_EQ(check(call.chosen), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(check(for_scalars), CUBLAS_STATUS_INVALID_VALUE);
+}
 
 TEST(CudaCublasStandin, AcceptsAProduct) {
   Call call;

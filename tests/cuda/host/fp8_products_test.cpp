@@ -47,6 +47,7 @@ constexpr bool kRacesOnly = false;
 
 /// y, dx, dweight, dbias of a layer on a device.
 Tensors train(const Case& c, Device device, DType dtype, Fp8Scaling scaling) {
+  const NarrowLaunches narrow;
   const auto groups = static_cast<int64_t>(c.rows.size());
   const auto there = [&](const Shape& shape, uint64_t seed, DType type) {
     return as(normal(shape, seed), type).to(device);
@@ -113,7 +114,6 @@ TEST(CudaFp8Products, RunInEveryOrderOfTheStreams) {
     }
     for (const standin::Options& policy : policies) {
       std::thread([&] {
-        const NarrowLaunches narrow;
         standin::set_options(policy);
         const Tensors got = train(c, kCuda, DType::bf16, scaling);
         for (size_t i = 0; i < 3; i++) EXPECT_TRUE(same_bits(got[i], want[i])) << i;
