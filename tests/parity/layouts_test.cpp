@@ -200,6 +200,10 @@ TEST(Parity, Fp8ExpertsGiveTheResultOfOneRankWithinTheUsualBound) {
     for (const char* precision : {"fp8", "fp8_block"}) {
       for (const auto& [ep, accumulation] : {std::pair{1, 1}, {2, 2}, {4, 1}})
         expect_parity(with(precision, ep, accumulation), 4);
+      ParityCase parts = with(precision, 2, 1);
+      const ParityResult whole = run_case(parts, 2);
+      parts.chunks = 2;
+      EXPECT_TRUE(same_result(run_case(parts, 2), whole, 0)) << "parts of a dispatch change " << precision;
       EXPECT_FALSE(same_result(run_case(with(precision, 1, 1), 1), run_case(with("same", 1, 1), 1), 1e-3))
           << "nothing was multiplied in fp8";
     }
