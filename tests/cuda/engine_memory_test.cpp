@@ -22,8 +22,14 @@ TEST(CudaMemoryEstimate, IsThePeakButForWorkspacesOfProducts) {
   const char* sparse =
       "layers: 2, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64, shared_experts: 1, "
       "first_dense: 1}";
-  for (const auto& [model, precision, recompute] :
-       {std::tuple{sparse, "f32", "none"}, {sparse, "bf16", "none"}, {dense, "bf16", "packed_weights"}}) {
+#ifdef __SANITIZE_ADDRESS__  // bytes are the same there, and steps slow
+  const std::vector<std::tuple<const char*, const char*, const char*>> cases = {{dense, "bf16", "none"}};
+  (void)sparse;
+#else
+  const std::vector<std::tuple<const char*, const char*, const char*>> cases = {
+      {sparse, "bf16", "none"}, {sparse, "f32", "none"}, {dense, "bf16", "packed_weights"}};
+#endif
+  for (const auto& [model, precision, recompute] : cases) {
     const std::string settings =
         str("model: {", model, ", recompute: ", recompute, "}\nrun: {precision: ", precision, "}\n");
     const TrainConfig config = config_of(settings);

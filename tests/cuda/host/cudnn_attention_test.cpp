@@ -55,6 +55,9 @@ void expect_like_cpu(const AttentionSpec& spec) {
 }
 
 bool taken(const AttentionSpec& spec) {
+#ifdef __SANITIZE_ADDRESS__
+  if (spec.seq > 100) return false;  // slow there
+#endif
   return spec.batch * spec.seq > 0 && spec.head_size % 8 == 0 && !spec.document_BS.defined();
 }
 
