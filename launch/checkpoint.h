@@ -22,8 +22,7 @@ struct StateTensor {
   std::string name;  // path in the HDF5 files: "model/layers.0.qkv.weight", "optim/m/...", "router/..."
   Tensor value;      // f32, f64, bf16, i64, i32 or u8; on any device; load writes into it
   Shape global_shape;
-  int shard_dim = -1;     // -1: value is the whole tensor
-  ShardRange shard;       // rows of shard_dim that value holds
+  Box box;                // the piece of it that value holds
   int replica_index = 0;  // which of replica_count equal copies this rank holds; one of them is written
   int replica_count = 1;
 };

@@ -8,16 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor/types.h"
+#include "core/nn/placement.h"
 
 namespace shoal {
-
-/// Elements start[d] <= i[d] < start[d] + extent[d]; both have the dimensions of the tensor.
-struct Box {
-  Shape start, extent;
-  int64_t numel() const { return extent.numel(); }
-  bool operator==(const Box&) const = default;
-};
 
 /// "[0, 4] + [2, 8]" (start + extent).
 std::string box_text(const Box& box);

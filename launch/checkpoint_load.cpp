@@ -150,7 +150,7 @@ void CheckpointStore::load(const LoadedCheckpoint& checkpoint, const std::vector
     if (failpoint_) failpoint_("before-load");
     TensorReader reader(checkpoint.path);
     for (const StateTensor& tensor : state)
-      reader.read(*result.manifest.find_tensor(tensor.name), box_of(tensor), tensor.value);
+      reader.read(*result.manifest.find_tensor(tensor.name), tensor.box, tensor.value);
     if (failpoint_) failpoint_("after-load");
   });
   problem = agree_on_problems(world_, problem);

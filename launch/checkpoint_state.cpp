@@ -15,35 +15,22 @@ std::string tensor_problem(const StateTensor& tensor) {
   if (tensor.name.starts_with(str(kMetaGroup, "/")) || tensor.name == kMetaGroup)
     return str("the group '", kMetaGroup, "' is reserved");
   if (!tensor.value.defined()) return "the value is undefined";
+  const Box& box = tensor.box;
   const int dims = tensor.global_shape.dims();
-  if (tensor.shard_dim < -1 || tensor.shard_dim >= dims)
-    return str("expected shard_dim -1..", dims - 1, ", got ", tensor.shard_dim);
-  Shape expected = tensor.global_shape;
-  if (tensor.shard_dim >= 0) {
-    const auto [begin, end] = tensor.shard;
-    if (begin < 0 || begin > end || end > tensor.global_shape[tensor.shard_dim])
-      return str("shard [", begin, ", ", end, ") is no part of dimension ", tensor.shard_dim, " of ",
-                 tensor.global_shape);
-    expected.set(tensor.shard_dim, end - begin);
+  if (box.start.dims() != dims || box.extent.dims() != dims)
+    return str("expected a box of ", dims, " dimensions, got ", box_text(box));
+  for (int d = 0; d < dims; d++) {
+    if (box.start[d] < 0 || box.extent[d] < 0 || box.start[d] + box.extent[d] > tensor.global_shape[d])
+      return str("box ", box_text(box), " is no part of ", tensor.global_shape);
   }
-  if (!(tensor.value.shape() == expected))
-    return str("expected a value of shape ", expected, ", got ", tensor.value.shape());
+  if (!(tensor.value.shape() == box.extent))
+    return str("expected a value of shape ", box.extent, ", got ", tensor.value.shape());
   if (tensor.replica_count < 1 || tensor.replica_index < 0 || tensor.replica_index >= tensor.replica_count)
     return str("replica ", tensor.replica_index, " of ", tensor.replica_count);
   return "";
 }
 
 }  // namespace
-
-Box box_of(const StateTensor& tensor) {
-  Box box{tensor.global_shape, tensor.global_shape};
-  for (int d = 0; d < box.start.dims(); d++) box.start.set(d, 0);
-  if (tensor.shard_dim >= 0) {
-    box.start.set(tensor.shard_dim, tensor.shard.begin);
-    box.extent.set(tensor.shard_dim, tensor.shard.end - tensor.shard.begin);
-  }
-  return box;
-}
 
 std::string state_problem(const std::vector<StateTensor>& state) {
   std::set<std::string> names;

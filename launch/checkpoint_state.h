@@ -13,10 +13,7 @@ namespace shoal {
 /// Text datasets of the first shard live below this group; tensor names must not.
 inline constexpr const char* kMetaGroup = "meta";
 
-/// The part of the logical tensor that this rank's value holds.
-Box box_of(const StateTensor& tensor);
-
-/// "" or what is wrong with the arguments: names (characters, twice, one inside the other), shard ranges that
+/// "" or what is wrong with the arguments: names (characters, twice, one inside the other), pieces that
 /// do not fit the values, replica numbers.
 std::string state_problem(const std::vector<StateTensor>& state);
 

@@ -45,7 +45,7 @@ Manifest plan_part(const SaveRequest& request, const std::string& run_id, int ra
     PieceRecord piece;
     piece.file = shard_name(rank);
     piece.bytes = tensor.value.num_bytes();
-    piece.box = box_of(tensor);
+    piece.box = tensor.box;
     part.tensors.push_back({tensor.name, tensor.value.dtype(), tensor.global_shape, {std::move(piece)}});
   }
   return part;
@@ -89,7 +89,7 @@ std::string check_plan(const SaveRequest& request, const std::vector<std::string
     const std::string problem = coverage_problem(tensor.global_shape, boxes);
     if (!problem.empty())
       throw Error(str("checkpoint: tensor ", tensor.name, ' ', tensor.global_shape, ": over all ranks ",
-                      problem, "; check shard_dim, shard and replica_index"));
+                      problem, "; check box and replica_index"));
   }
   return std::to_string(total);
 }
@@ -130,7 +130,7 @@ void write_shard(const fs::path& directory, const SaveRequest& request, int rank
   for (size_t k = 0; k < request.state.size(); k++) {
     const StateTensor& tensor = request.state[k];
     if (!is_written_here(tensor, k)) continue;
-    specs.push_back({tensor.name, tensor.value.dtype(), box_of(tensor), tensor.global_shape, 0});
+    specs.push_back({tensor.name, tensor.value.dtype(), tensor.box, tensor.global_shape, 0});
     host.push_back(tensor.value.to(Device{}));
     data.push_back(host.back().bytes());
   }

@@ -15,8 +15,8 @@ namespace {
 constexpr const char* kSums = "sums and counts";
 
 /// The sums of a step, f64 on the device, which the host reads once: losses of this rank and of all (each lm,
-/// aux, z), squares of dense and of expert gradients.
-enum Sum : int64_t { kOwnLosses = 0, kLosses = 3, kSquares = 6, kNumSums = 8 };
+/// aux, z), and the squares of the gradient.
+enum Sum : int64_t { kOwnLosses = 0, kLosses = 3, kSquares = 6, kNumSums = 7 };
 
 /// sum += term, a loss; undefined: 0.
 void add_term(const Tensor& sum, const Tensor& term) {
@@ -61,14 +61,14 @@ void TrainEngine::read_sums(const Tensor& sums, StepResult& result) {
     sums.flat(kLosses, 3).copy_from(sums.flat(kOwnLosses, 3));
     mesh_.tokens().all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();
   }
-  add_grad_squares(parameters_, mesh_, sums.flat(kSquares, 2));
+  add_grad_squares(parameters_, mesh_, sums.flat(kSquares, 1));
   const std::vector<double> values = sums.to_vector<double>();
   result.own_loss_finite = std::all_of(values.begin() + kOwnLosses, values.begin() + kLosses,
                                        [](double v) { return std::isfinite(v); });
   result.loss = values[kLosses];
   result.aux_loss = values[kLosses + 1];
   result.z_loss = values[kLosses + 2];
-  result.grad_norm = std::sqrt(values[kSquares] + values[kSquares + 1]);
+  result.grad_norm = std::sqrt(values[kSquares]);
 }
 
 StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
@@ -145,14 +145,14 @@ std::vector<StateTensor> TrainEngine::state() {
   std::vector<StateTensor> all;
   for (Parameter* p : parameters_) p->leaf.packed_fresh = false;  // the caller may write
   auto add = [&](const std::string& name, const Parameter& p, const Tensor& value) {
-    const AxisCoord replicas = mesh_.coords()[p.placement.replica_axis()];
-    all.push_back({name, value.detach(), p.global_shape, p.placement.shard_dim, p.shard, replicas.index,
-                   replicas.size});
+    const Communicator& replicas = mesh_.replicas(p.placement);
+    all.push_back({name, value.detach(), p.global_shape, p.box, replicas.rank(), replicas.size()});
   };
   for (const Parameter* p : parameters_) add("model/" + p->name, *p, p->value);
   for (const Buffer* b : model_->buffers()) {
-    const AxisCoord replicas = mesh_.coords()[Axis::dp];
-    all.push_back({"buffer/" + b->name, b->value, b->value.shape(), -1, {}, replicas.index, replicas.size});
+    const Communicator& replicas = mesh_.replicas(Placement::replicated());
+    all.push_back({"buffer/" + b->name, b->value, b->value.shape(), Box::whole(b->value.shape()),
+                   replicas.rank(), replicas.size()});
   }
   optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
     add("optim/" + name + "/" + p.name, p, state);

@@ -1,7 +1,7 @@
 #include "parallel/grad_bucket.h"
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 #include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
@@ -60,20 +60,25 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
   SHOAL_CHECK(bucket_bytes > 0, "GradReducer: expected bucket_bytes > 0, got ", bucket_bytes);
   // One bucket is open per kind; a bucket is reduced when its last parameter is ready, so buckets are
   // numbered in the order in which they were closed.
-  std::map<std::pair<Grid, DType>, std::unique_ptr<Bucket>> open;
+  using Kind = std::pair<Communicator*, DType>;
+  std::vector<std::pair<Kind, std::unique_ptr<Bucket>>> open;
+  auto open_bucket = [&](const Kind& kind) -> std::unique_ptr<Bucket>& {  // in the same order on every rank
+    for (auto& [its_kind, bucket] : open) {
+      if (its_kind == kind) return bucket;
+    }
+    return open.emplace_back(kind, nullptr).second;
+  };
   auto close = [&](std::unique_ptr<Bucket>& bucket) { buckets_.push_back(std::move(bucket)); };
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     Parameter* p = *it;
-    SHOAL_CHECK(p->placement.grid == Grid::dense || p->placement.shard_axis == Axis::ep,
-                "GradReducer: ", p->name,
-                " is in the expert grid but not sharded over ep, so no axis has all its gradients");
+    Communicator& group = mesh.replicas(p->placement);
     const DType dtype = grad_dtype(*p);
-    std::unique_ptr<Bucket>& bucket = open[{p->placement.grid, dtype}];
+    std::unique_ptr<Bucket>& bucket = open_bucket({&group, dtype});
     const int64_t bytes = aligned(p->value.numel()) * dtype_size(dtype);
     if (bucket && bucket->bytes() + bytes > bucket_bytes) close(bucket);
     if (!bucket) {
       bucket = std::make_unique<Bucket>();
-      bucket->group = &mesh.comm(p->placement.replica_axis());
+      bucket->group = &group;
       bucket->dtype = dtype;
       bucket->device = p->value.device();
     }
@@ -148,27 +153,23 @@ int64_t GradReducer::reduced_bytes() const {
   return bytes;
 }
 
-void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sums_2) {
+void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum) {
   const ProfileSection section("gradient norm", ProfileSection::kWhole);
-  const Tensor dense = sums_2.flat(0, 1), expert = sums_2.flat(1, 1);
-  for (const Parameter* p : parameters) {
-    const Placement& placement = p->placement;
-    SHOAL_CHECK(placement.shard_dim < 0 || placement.shard_axis == Axis::ep,
-                "global_grad_square_sum: ", p->name, " is sharded over ", axis_name(placement.shard_axis),
-                ", expected ep");
-    const Tensor& grad = p->leaf.grad;
-    if (grad.defined()) add_squares(grad.device(), grad, placement.shard_dim >= 0 ? expert : dense);
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const Communicator& replicas = mesh.replicas(parameters[i]->placement);
+    const Tensor& grad = parameters[i]->leaf.grad;
+    const bool mine = static_cast<int>(i) % replicas.size() == replicas.rank();  // the work is shared
+    if (mine && grad.defined()) add_squares(grad.device(), grad, sum);
   }
   // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.
-  if (mesh.layout().ep > 1) mesh.comm(Axis::ep).all_reduce(expert, ReduceOp::sum).wait();
+  if (mesh.world().size() > 1) mesh.world().all_reduce(sum, ReduceOp::sum).wait();
 }
 
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {
   const Device device = parameters.empty() ? Device{} : parameters[0]->value.device();
-  const Tensor sums = Tensor::zeros({2}, DType::f64, device);
-  add_grad_squares(parameters, mesh, sums);
-  const std::vector<double> both = sums.to_vector<double>();
-  return both[0] + both[1];
+  const Tensor sum = Tensor::zeros({1}, DType::f64, device);
+  add_grad_squares(parameters, mesh, sum);
+  return sum.item();
 }
 
 }  // namespace shoal

@@ -1,6 +1,6 @@
-// GradReducer: owns the flat gradient buffers and sums them over the replicas of each parameter (dense: dp,
-// experts: edp), bucket by bucket, while backward is still running. Sums only: nothing is averaged, so an
-// expert's gradient needs no special scale.
+// GradReducer: owns the flat gradient buffers and sums them over the replicas of each parameter, bucket by
+// bucket, while backward is still running. Sums only: nothing is averaged, so an expert's gradient needs no
+// special scale.
 #pragma once
 
 #include <cstdint>
@@ -43,11 +43,11 @@ class GradReducer {
   bool reducing_ = false;
 };
 
-/// Adds the squares of the whole model's gradient to sums_2 (f64, on the device of the parameters): those of
-/// replicated parameters to the first element, of sharded ones, of all ranks, to the second. Each logical
-/// parameter is counted once; the same bits on every rank. Collective. Call after GradReducer::finish().
-void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sums_2);
-/// The sum of both as a number; waits for the device.
+/// Sums the squares of the whole model's gradient into `sum` (f64, zero before, on the device of the
+/// parameters). Each logical parameter is counted once, by one of its replicas; the same bits on every rank.
+/// Collective over the world. Call after GradReducer::finish().
+void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum);
+/// The same as a number; waits for the device.
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh);
 
 }  // namespace shoal

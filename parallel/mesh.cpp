@@ -1,5 +1,7 @@
 #include "parallel/mesh.h"
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "parallel/moe/dispatcher.h"
@@ -182,6 +184,36 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
   };
   add_axes(dense);
   add_axes(expert);
+  const AxisCoord stage = coords_[Axis::pp];
+  stage_ = stage.size == 1 ? world_ : world_->split(stage.index, rank, "stage");
+}
+
+Communicator& Mesh::replicas(const Placement& placement) const {
+  std::string key = placement.grid == Grid::dense ? "replicas" : "expert replicas";
+  int part = 0, num_parts = 1;
+  for (const ShardedDim& sharded : placement.sharded) {
+    if (sharded.dim < 0) continue;
+    const AxisCoord coord = part_of(sharded, coords_);
+    if (coord.size == 1) continue;
+    key += str(", ", coord.size, " parts over ", axis_name(sharded.axis));
+    part = part * coord.size + coord.index;
+    num_parts *= coord.size;
+  }
+  std::shared_ptr<Communicator>& group = replicas_[key];
+  if (group) return *group;
+  if (num_parts == 1) return *(group = stage_);
+  // Groups along one axis exist already.
+  const bool dense = placement.grid == Grid::dense;
+  const int64_t rest = stage_->size() / num_parts;
+  for (const Axis axis :
+       dense ? std::array{Axis::tp, Axis::cp, Axis::dp} : std::array{Axis::etp, Axis::ep, Axis::edp}) {
+    const bool cut = std::any_of(
+        placement.sharded.begin(), placement.sharded.end(),
+        [&](const ShardedDim& s) { return s.dim >= 0 && s.axis == axis && part_of(s, coords_).size > 1; });
+    if (!cut && degree(layout_, axis) == rest) return *(group = comms_[static_cast<size_t>(axis)]);
+  }
+  group = stage_->split(part, stage_->rank(), key);
+  return *group;
 }
 
 }  // namespace shoal

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,12 +58,17 @@ class Mesh {
   Communicator& comm(Axis axis) const { return *comms_[static_cast<size_t>(axis)]; }
   /// Ranks that hold different tokens: dp (times cp). Losses, counts and dense gradients are summed over it.
   Communicator& tokens() const { return comm(Axis::dp); }
+  /// The ranks that hold the same part of a parameter as this one: its gradient is summed over them.
+  /// Collective over the stage the first time that it is asked for this way of cutting.
+  Communicator& replicas(const Placement& placement) const;
 
  private:
   std::shared_ptr<Communicator> world_;
   ParallelLayout layout_;
   AxisCoords coords_;
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
+  std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate
+  mutable std::map<std::string, std::shared_ptr<Communicator>> replicas_;  // by how a parameter is cut
 };
 
 }  // namespace shoal

@@ -1,5 +1,7 @@
 #include "core/nn/module.h"
 
+#include <algorithm>
+
 #include "core/base/random.h"
 #include "core/base/threads.h"
 
@@ -16,36 +18,71 @@ ShardRange shard_range(int64_t size, AxisCoord coord) {
   return {begin, begin + base + (i < larger ? 1 : 0)};
 }
 
+AxisCoord part_of(const ShardedDim& sharded, const AxisCoords& coords) {
+  const AxisCoord coord = coords[sharded.axis];
+  if (sharded.max_parts == 0 || coord.size <= sharded.max_parts) return coord;
+  SHOAL_CHECK(coord.size % sharded.max_parts == 0, "placement: ", axis_name(sharded.axis), " = ", coord.size,
+              " is no multiple of the ", sharded.max_parts, " parts of a parameter");
+  return {coord.index / (coord.size / sharded.max_parts), sharded.max_parts};
+}
+
+Box Box::whole(const Shape& shape) {
+  Box box{shape, shape};
+  for (int d = 0; d < shape.dims(); d++) box.start.set(d, 0);
+  return box;
+}
+
+Box box_of(const Shape& global_shape, const Placement& placement, const AxisCoords& coords) {
+  Box box = Box::whole(global_shape);
+  for (const ShardedDim& sharded : placement.sharded) {
+    if (sharded.dim < 0) continue;
+    const ShardRange range = shard_range(global_shape[sharded.dim], part_of(sharded, coords));
+    box.start.set(sharded.dim, range.begin);
+    box.extent.set(sharded.dim, range.end - range.begin);
+  }
+  return box;
+}
+
+namespace {
+
+/// The index in the global tensor of element `i` of a piece of it.
+int64_t global_index(const Shape& global_shape, const Box& box, int64_t i) {
+  int64_t index = 0, stride = 1;
+  for (int d = global_shape.dims() - 1; d >= 0; d--) {
+    index += (box.start[d] + i % box.extent[d]) * stride;
+    i /= box.extent[d];
+    stride *= global_shape[d];
+  }
+  return index;
+}
+
+}  // namespace
+
 void fill_init(const Parameter& parameter, const Init& init, uint64_t seed) {
   const Tensor& value = parameter.value;
+  SHOAL_CHECK(value.shape() == parameter.box.extent, "fill_init: ", parameter.name, ": shard ", value.shape(),
+              " is not the part ", parameter.box.extent, " of the global shape ", parameter.global_shape);
   if (init.kind == Init::Kind::zeros) return value.set_zero();
   // Generated on the host and copied: the bits must not depend on the device.
   const RandomStream random(seed, parameter.name);
-  int64_t inner = 1, outer = 1;  // elements behind and before the sharded dimension
-  const int dim = parameter.placement.shard_dim;
-  const Shape& global = parameter.global_shape;
-  for (int d = 0; d < global.dims(); d++) {
-    if (d < dim) outer *= global[d];
-    if (d > dim) inner *= global[d];
-  }
-  const int64_t global_rows = dim < 0 ? 1 : global[dim];
-  const ShardRange shard = dim < 0 ? ShardRange{0, 1} : parameter.shard;
-  const int64_t block = (shard.end - shard.begin) * inner;  // contiguous run of the shard
+  const int dims = value.dims();
+  const int64_t run = std::max<int64_t>(1, dims == 0 ? 1 : value.size(dims - 1));  // of neighbours globally
   dispatch_float(value.dtype(), "fill_init", [&]<class T>() {
-    std::vector<T> host(static_cast<size_t>(value.numel()));
-    parallel_for(value.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) {
-        const int64_t index = (i / block * global_rows + shard.begin) * inner + i % block;
-        host[static_cast<size_t>(i)] =
-            init.kind == Init::Kind::ones
-                ? T(1)
-                : static_cast<T>(init.stddev * random.normal(static_cast<uint64_t>(index)));
-      }
-    });
+    std::vector<T> host(static_cast<size_t>(value.numel()), T(1));
+    if (init.kind == Init::Kind::normal) {
+      parallel_for(value.numel() / run, std::max<int64_t>(1, (1 << 14) / run),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t r = begin; r < end; r++) {
+                       const int64_t first = global_index(parameter.global_shape, parameter.box, r * run);
+                       for (int64_t i = 0; i < run; i++) {
+                         host[static_cast<size_t>(r * run + i)] =
+                             static_cast<T>(init.stddev * random.normal(static_cast<uint64_t>(first + i)));
+                       }
+                     }
+                   });
+    }
     value.copy_from(Tensor::from(host, value.shape()));
   });
-  SHOAL_CHECK(value.numel() == outer * block, "fill_init: ", parameter.name, ": shard ", value.shape(),
-              " does not fit the global shape ", global);
 }
 
 std::vector<Parameter*> Module::parameters() const {
@@ -78,12 +115,8 @@ Parameter& Module::add_parameter(const BuildContext& context, const std::string&
   parameter->global_shape = global_shape;
   parameter->placement = placement;
   parameter->kind = kind;
-  Shape local = global_shape;
-  if (placement.shard_dim >= 0) {
-    parameter->shard = shard_range(global_shape[placement.shard_dim], context.coords[placement.shard_axis]);
-    local.set(placement.shard_dim, parameter->shard.end - parameter->shard.begin);
-  }
-  parameter->value = Tensor::empty(local, context.dtype, context.device);
+  parameter->box = box_of(global_shape, placement, context.coords);
+  parameter->value = Tensor::empty(parameter->box.extent, context.dtype, context.device);
   parameter->leaf.grad_dtype = context.dtype == DType::f64 ? DType::f64 : DType::f32;
   fill_init(*parameter, init, context.seed);
   parameter->value.grad_ref.leaf = &parameter->leaf;

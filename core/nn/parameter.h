@@ -29,8 +29,7 @@ struct Parameter {
   ParamKind kind = ParamKind::matrix;
   Tensor value;  // this rank's shard; value.grad_ref.leaf == &leaf
   Leaf leaf;
-  // The shard in the global tensor: rows [shard.begin, shard.end) of placement.shard_dim.
-  ShardRange shard;
+  Box box;  // where value lies in the global tensor
 
   Parameter() = default;
   Parameter(const Parameter&) = delete;

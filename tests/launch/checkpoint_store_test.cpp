@@ -83,9 +83,9 @@ TEST(CheckpointStore, RE_03_GateAndUpHalvesAreCutSeparatelyAndReassemble) {
     StateTensor t;
     t.name = "model/gate_up";
     t.global_shape = {2, F, D};
-    t.shard_dim = 1;
-    t.shard = {F * rank / world, F * (rank + 1) / world};
-    t.value = Tensor::zeros({2, t.shard.end - t.shard.begin, D}, DType::f32);
+    const int64_t begin = F * rank / world, end = F * (rank + 1) / world;
+    t.box = {{0, begin, 0}, {2, end - begin, D}};
+    t.value = Tensor::zeros(t.box.extent, DType::f32);
     return t;
   };
   run_ranks(2, [&](const std::shared_ptr<Communicator>& group) {
@@ -276,9 +276,9 @@ TEST(CheckpointStore, WrongArgumentsAreErrorsOnAllRanksAndWriteNothing) {
   };
   refuse("rank 1: tensor 'model/../w': expected a name", with([](auto& t) { t.name = "model/../w"; }));
   refuse("rank 1: tensor 'meta/w': the group 'meta' is reserved", with([](auto& t) { t.name = "meta/w"; }));
-  refuse("expected shard_dim -1..1, got 2", with([](auto& t) { t.shard_dim = 2; }));
-  refuse("shard [2, 5) is no part of dimension 0", with([](auto& t) { t.shard.end = 5; }));
-  refuse("expected a value of shape [1, 2], got [2, 2]", with([](auto& t) { t.shard.end = 3; }));
+  refuse("expected a box of 2 dimensions, got [0] + [2]", with([](auto& t) { t.box = {{0}, {2}}; }));
+  refuse("box [2, 0] + [3, 2] is no part of [4, 2]", with([](auto& t) { t.box.extent.set(0, 3); }));
+  refuse("expected a value of shape [1, 2], got [2, 2]", with([](auto& t) { t.box.extent.set(0, 1); }));
   refuse("replica 1 of 1", with([](auto& t) { t.replica_index = 1; }));
   refuse("the value is undefined", with([](auto& t) { t.value = Tensor(); }));
   refuse("the name is used twice", [&](int rank) {

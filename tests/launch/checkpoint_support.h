@@ -96,11 +96,12 @@ inline StateTensor make_shard(const Logical& tensor, ShardRange range, bool fill
   StateTensor shard;
   shard.name = tensor.name;
   shard.global_shape = tensor.shape;
-  shard.shard_dim = tensor.shard_dim;
-  shard.shard = range;
-  Shape shape = tensor.shape;
-  if (tensor.shard_dim >= 0) shape.set(tensor.shard_dim, range.end - range.begin);
-  shard.value = Tensor::empty(shape, tensor.dtype);
+  shard.box = Box::whole(tensor.shape);
+  if (tensor.shard_dim >= 0) {
+    shard.box.start.set(tensor.shard_dim, range.begin);
+    shard.box.extent.set(tensor.shard_dim, range.end - range.begin);
+  }
+  shard.value = Tensor::empty(shard.box.extent, tensor.dtype);
   const auto bytes = slice_bytes(logical_bytes(tensor, seed), tensor, range.begin, range.end);
   if (static_cast<int64_t>(bytes.size()) != shard.value.num_bytes()) throw Error("test: wrong slice");
   if (bytes.empty()) return shard;
@@ -136,11 +137,13 @@ inline void expect_state(const std::vector<Logical>& model, const std::vector<St
   ASSERT_EQ(state.size(), model.size());
   for (size_t i = 0; i < model.size(); i++) {
     const StateTensor& shard = state[i];
-    const auto expected =
-        slice_bytes(logical_bytes(model[i], seed), model[i], shard.shard.begin, shard.shard.end);
+    const int dim = std::max(model[i].shard_dim, 0);
+    const int64_t begin = model[i].shard_dim < 0 ? 0 : shard.box.start[dim],
+                  end = model[i].shard_dim < 0 ? 0 : begin + shard.box.extent[dim];
+    const auto expected = slice_bytes(logical_bytes(model[i], seed), model[i], begin, end);
     ASSERT_EQ(static_cast<int64_t>(expected.size()), shard.value.num_bytes());
     EXPECT_TRUE(expected.empty() || std::memcmp(expected.data(), shard.value.bytes(), expected.size()) == 0)
-        << shard.name << " [" << shard.shard.begin << ", " << shard.shard.end << ")";
+        << shard.name << " [" << begin << ", " << end << ")";
   }
 }
 

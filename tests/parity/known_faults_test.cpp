@@ -275,7 +275,7 @@ TEST(KnownFaults, GS_01_SgdUpdatesAreTheSameOnEveryWorldAndExpertLayout) {
       engine.step(batch, 0.5);
       Values out;
       for (const Parameter* p : engine.parameters()) {
-        for (const double v : gather_global(p->value, p->placement, engine.mesh())) out.push_back(v);
+        for (const double v : gather_like(p->value, *p, engine.mesh().world())) out.push_back(v);
       }
       return out;
     });

@@ -13,6 +13,7 @@
 #include "launch/engine.h"
 #include "parallel/moe/dispatcher.h"
 #include "tests/support/expect_close.h"
+#include "tests/support/gather.h"
 
 namespace shoal::testing {
 
@@ -134,13 +135,9 @@ struct ParityResult {
       state;  // gradients of the first step; weights, bias, moments at the end
 };
 
-inline std::vector<double> gather_global(const Tensor& local, const Placement& placement, const Mesh& mesh) {
-  if (placement.shard_dim < 0) return to_doubles(local);
-  SHOAL_CHECK(placement.shard_dim == 0, "gather_global: expected shards of dimension 0");
-  Communicator& group = mesh.comm(placement.shard_axis);
-  const Tensor all = Tensor::empty({local.numel() * group.size()}, local.dtype(), local.device());
-  group.all_gather(local.detach().view({local.numel()}), all).wait();
-  return to_doubles(all);
+/// A tensor like the parameter, of which each rank holds its part.
+inline std::vector<double> gather_like(const Tensor& local, const Parameter& p, Communicator& world) {
+  return gather_global(local, p.box, p.global_shape, world);
 }
 
 /// Collective over `world`; every rank gets the same result.
@@ -187,13 +184,13 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
     }
     if (step > 0) continue;
     for (const Parameter* p : engine.parameters())
-      result.gradients[p->name] = gather_global(p->leaf.grad, p->placement, mesh);
+      result.gradients[p->name] = gather_like(p->leaf.grad, *p, *world);
   }
   for (const Parameter* p : engine.parameters())
-    result.state["weight/" + p->name] = gather_global(p->value, p->placement, mesh);
+    result.state["weight/" + p->name] = gather_like(p->value, *p, *world);
   for (const Buffer* b : engine.model().buffers()) result.state["buffer/" + b->name] = to_doubles(b->value);
   engine.optimizer().visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
-    result.state[name + "/" + p.name] = gather_global(state, p.placement, mesh);
+    result.state[name + "/" + p.name] = gather_like(state, p, *world);
   });
   return result;
 }

@@ -14,7 +14,7 @@
 #include "core/base/log.h"
 #include "core/base/random.h"
 #include "launch/trainer.h"
-#include "tests/support/expect_close.h"
+#include "tests/support/gather.h"
 
 namespace shoal::testing {
 
@@ -136,11 +136,7 @@ checkpoint: {every: 3, keep_last: 0}
 
  private:
   static std::vector<double> gather(const StateTensor& t, const Mesh& mesh) {
-    if (t.shard_dim < 0) return to_doubles(t.value);
-    Communicator& group = mesh.comm(Axis::ep);
-    const Tensor all = Tensor::empty({t.value.numel() * group.size()}, t.value.dtype(), t.value.device());
-    group.all_gather(t.value.view({t.value.numel()}), all).wait();
-    return to_doubles(all);
+    return gather_global(t.value, t.box, t.global_shape, mesh.world());
   }
 };
 

@@ -88,12 +88,13 @@ std::vector<float> gathered(const Shape& shape, int dim, int shards) {
   int64_t inner = 1;
   for (int d = dim + 1; d < shape.dims(); d++) inner *= shape[d];
   for (int rank = 0; rank < shards; rank++) {
-    const Leafy module(context_for(rank, shards), shape, Init::normal(0.5), {Grid::expert, dim, Axis::ep});
+    const Leafy module(context_for(rank, shards), shape, Init::normal(0.5),
+                       Placement{Grid::expert, {ShardedDim{dim, Axis::ep, 0}}});
     const std::vector<float> local = module.weight->value.to_vector<float>();
-    const ShardRange range = module.weight->shard;
-    const int64_t block = (range.end - range.begin) * inner;
+    const Box& box = module.weight->box;
+    const int64_t block = box.extent[dim] * inner;
     for (int64_t i = 0; i < static_cast<int64_t>(local.size()); i++) {
-      const int64_t global = (i / block * shape[dim] + range.begin) * inner + i % block;
+      const int64_t global = (i / block * shape[dim] + box.start[dim]) * inner + i % block;
       whole[static_cast<size_t>(global)] = local[static_cast<size_t>(i)];
     }
   }
@@ -110,6 +111,38 @@ TEST(FillInit, TP_01_BitsDoNotDependOnTheSharding) {
   }
   const Leafy replicated(context_for(1, 4), shape, Init::normal(0.5), Placement::replicated());
   EXPECT_EQ(replicated.weight->value.to_vector<float>(), gathered(shape, 0, 1));
+}
+
+TEST(FillInit, PartsOfTwoDimensionsAndReplicasWithinAnAxisHoldTheSameBits) {
+  const Shape shape{6, 5, 7};
+  const std::vector<float> whole = gathered(shape, 0, 1);
+  const auto expect_part = [&](const AxisCoords& coords, const Placement& placement, const Box& want) {
+    BuildContext context = context_for(0, 1);
+    context.coords = coords;
+    const Leafy module(context, shape, Init::normal(0.5), placement);
+    EXPECT_EQ(module.weight->box, want);
+    const std::vector<float> local = module.weight->value.to_vector<float>();
+    size_t i = 0;
+    for (int64_t a = 0; a < want.extent[0]; a++) {
+      for (int64_t b = 0; b < want.extent[1]; b++) {
+        for (int64_t c = 0; c < want.extent[2]; c++, i++) {
+          const int64_t at =
+              ((want.start[0] + a) * shape[1] + want.start[1] + b) * shape[2] + want.start[2] + c;
+          EXPECT_EQ(local[i], whole[static_cast<size_t>(at)]) << i;
+        }
+      }
+    }
+  };
+  AxisCoords coords;
+  coords[Axis::ep] = {1, 4};
+  coords[Axis::etp] = {1, 2};
+  expect_part(coords, Placement::expert(2), {{2, 0, 4}, {2, 5, 3}});
+  expect_part(coords, Placement::expert(1), {{2, 3, 0}, {2, 2, 7}});
+  // Three parts over six ranks: each part is on two.
+  for (int rank = 0; rank < 6; rank++) {
+    coords[Axis::tp] = {rank, 6};
+    expect_part(coords, Placement::tensor(0, 3), {{rank / 2 * 2, 0, 0}, {2, 5, 7}});
+  }
 }
 
 TEST(FillInit, TP_01_ExpertsDifferFromEachOtherAndFollowTheDeviation) {
