@@ -118,15 +118,13 @@ const Choice kIdleOptimizer{"sgd", nullptr};
 /// Evaluation and generation have no global batch, so any number of ranks will do.
 void free_batch(LoadedConfig& loaded, int world_size) {
   TrainConfig& config = loaded.config;
+  if (world_size % config.parallel.tp != 0) config.parallel.tp = 1;  // the training's does not fit
   const int64_t micro_batch =
       config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
   config.data.micro_batch.value = micro_batch;
   config.data.global_batch = micro_batch * world_size;
   ConfigErrors errors;
-  resolve_layout(
-      config.parallel,
-      LayoutFacts{world_size, config.model_options().num_experts(), config.data.global_batch, micro_batch},
-      loaded.tree, errors);
+  resolve_layout(config.parallel, layout_facts(config, world_size), loaded.tree, errors);
   errors.throw_if_any();
 }
 

@@ -52,8 +52,7 @@ std::string memory_line(const LoadedConfig& loaded, int world) {
   }
   ConfigErrors errors;
   const TrainConfig& config = loaded.config;
-  const LayoutFacts facts{world, config.model_options().num_experts(), config.data.global_batch,
-                          config.data.micro_batch.value_or(0)};
+  const LayoutFacts facts = layout_facts(config, world);
   const ParallelLayout layout = resolve_layout(parallel, facts, loaded.tree, errors);
   errors.throw_if_any();
   const MemoryEstimate estimate = estimate_memory(config, layout, expected_vocab_size(config));

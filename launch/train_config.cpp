@@ -190,13 +190,8 @@ LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_
   // Cross-field rules are only meaningful on values that are fine by themselves.
   if (errors.empty()) {
     config.model_options().check("model", loaded.tree, errors);
-    if (world_size > 0) {
-      const int64_t experts = config.model_options().num_experts();
-      resolve_layout(
-          config.parallel,
-          LayoutFacts{world_size, experts, config.data.global_batch, config.data.micro_batch.value_or(0)},
-          loaded.tree, errors);
-    }
+    if (world_size > 0)
+      resolve_layout(config.parallel, layout_facts(config, world_size), loaded.tree, errors);
   }
   errors.throw_if_any();
   return loaded;
@@ -221,11 +216,15 @@ LoadedConfig load_train_config_text(const std::string& text, const std::string& 
   return finish(std::move(tree), "run", world_size, errors);
 }
 
+LayoutFacts layout_facts(const TrainConfig& config, int world_size) {
+  return {world_size, config.model_options().sizes(), config.data.global_batch,
+          config.data.micro_batch.value_or(0)};
+}
+
 ParallelLayout layout_of(const TrainConfig& config, int world_size) {
   ConfigErrors errors;
-  const LayoutFacts facts{world_size, config.model_options().num_experts(), config.data.global_batch,
-                          config.data.micro_batch.value_or(0)};
-  const ParallelLayout layout = resolve_layout(config.parallel, facts, ConfigNode{}, errors);
+  const ParallelLayout layout =
+      resolve_layout(config.parallel, layout_facts(config, world_size), ConfigNode{}, errors);
   errors.throw_if_any();
   return layout;
 }

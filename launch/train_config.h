@@ -96,6 +96,8 @@ LoadedConfig load_train_config(const std::string& path, const std::vector<std::s
 LoadedConfig load_train_config_text(const std::string& text, const std::string& source,
                                     const std::vector<std::string>& overrides, int world_size);
 
+/// What the config's layout must fit when it runs on so many ranks.
+LayoutFacts layout_facts(const TrainConfig& config, int world_size);
 /// The layout for a world size; the config must have been loaded for it.
 ParallelLayout layout_of(const TrainConfig& config, int world_size);
 /// Sequences per rank and forward pass.

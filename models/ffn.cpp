@@ -48,27 +48,34 @@ int64_t auto_ffn_hidden(int64_t hidden_size, bool gated) {
   return gated ? (hidden_size * 8 + 3 * 128 - 1) / (3 * 128) * 128 : 4 * hidden_size;
 }
 
-Ffn::Ffn(const FfnShape& shape, const Choice& activation, const BuildContext& context)
-    : shape_(shape), activation_(FfnActivationRegistry::make(activation)) {
+Ffn::Ffn(const FfnShape& shape, const Choice& activation, const TokenSplit& split,
+         const BuildContext& context)
+    : shape_(shape), split_(split), activation_(FfnActivationRegistry::make(activation)) {
   const int64_t D = shape.hidden_size, F = shape.ffn_hidden;
   const bool gated = activation_->gated();
-  w1_ = &add_parameter(context, "w1", gated ? Shape{2, F, D} : Shape{F, D}, Init::normal(shape.init_std));
+  const Placement cut = Placement::tensor(gated ? 1 : 0);
+  w1_ = &add_parameter(context, "w1", gated ? Shape{2, F, D} : Shape{F, D}, Init::normal(shape.init_std),
+                       ParamKind::matrix, cut);
   if (shape.bias) {
-    b1_ = &add_parameter(context, "b1", gated ? Shape{2, F} : Shape{F}, Init::zeros(), ParamKind::bias);
+    b1_ = &add_parameter(context, "b1", gated ? Shape{2, F} : Shape{F}, Init::zeros(), ParamKind::bias, cut);
   }
-  w2_ = &add_parameter(context, "w2", Shape{D, F}, Init::normal(shape.output_init_std));
+  w2_ = &add_parameter(context, "w2", Shape{D, F}, Init::normal(shape.output_init_std), ParamKind::matrix,
+                       Placement::tensor(1));
   if (shape.bias) b2_ = &add_parameter(context, "b2", Shape{D}, Init::zeros(), ParamKind::bias);
 }
 
-Tensor Ffn::forward(const Tensor& x_TD) const {
+Tensor Ffn::forward(const Tensor& x_TD, int64_t num_tokens) const {
   const ProfileSection section("ffn");
   const int64_t D = shape_.hidden_size, up = w1_->value.numel() / D;
-  const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
+  const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{};
+  // The partial results are summed, so one rank adds the bias.
+  const Tensor b2 = b2_ && split_.coord().index == 0 ? b2_->value : Tensor{};
   const auto project_up = [w1 = w1_->value.view({up, D}), b1](const Tensor& x) { return linear(x, w1, b1); };
   const auto activate = [this](const Tensor& h) { return activation_->forward(h); };
-  const Tensor a = apply_again(shape_.recompute.activations,
-                               apply_again(shape_.recompute.up_projections, x_TD, project_up), activate);
-  return linear(a, w2_->value, b2);
+  const Tensor a = apply_again(
+      shape_.recompute.activations,
+      apply_again(shape_.recompute.up_projections, split_.gather(x_TD, num_tokens), project_up), activate);
+  return split_.scatter(linear(a, w2_->value, b2));
 }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 #include "core/base/registry.h"
 #include "core/nn/module.h"
 #include "core/tensor/tensor.h"
+#include "parallel/token_split.h"
 
 namespace shoal {
 
@@ -41,14 +42,17 @@ struct FfnShape {
   Recompute recompute;
 };
 
-/// y_TD = W2 f(W1 x). W1 is [2, F, D] when gated (gate rows, then up rows), else [F, D]; W2 is [D, F].
+/// y_TD = W2 f(W1 x). W1 is [2, F, D] when gated (gate rows, then up rows), else [F, D]; W2 is [D, F]. F is
+/// cut over the group of `split`, which must outlive this.
 class Ffn final : public Module {
  public:
-  Ffn(const FfnShape& shape, const Choice& activation, const BuildContext& context);
-  Tensor forward(const Tensor& x_TD) const;
+  Ffn(const FfnShape& shape, const Choice& activation, const TokenSplit& split, const BuildContext& context);
+  /// x and the result: this rank's rows of `num_tokens`. Collective over the group of the split.
+  Tensor forward(const Tensor& x_TD, int64_t num_tokens) const;
 
  private:
   FfnShape shape_;
+  const TokenSplit& split_;
   std::unique_ptr<FfnActivation> activation_;
   Parameter *w1_, *w2_, *b1_ = nullptr, *b2_ = nullptr;
 };

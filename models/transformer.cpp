@@ -11,15 +11,16 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
 #include "core/ops/linear.h"
+#include "core/ops/rows.h"
 
 namespace shoal {
 
 Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding& position,
-             const ModelContext& context, const BuildContext& build)
+             const TokenSplit& split, const ModelContext& context, const BuildContext& build)
     : pre_norm_(options.norm.placement == "pre"),
       attention_norm_(options.norm_shape(), build.child("attention_norm")),
       ffn_norm_(options.norm_shape(), build.child("ffn_norm")),
-      attention_(options.attention_shape(), position, build.child("attention")) {
+      attention_(options.attention_shape(), position, split, build.child("attention")) {
   add_module(attention_norm_);
   add_module(attention_);
   add_module(ffn_norm_);
@@ -35,12 +36,12 @@ Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding&
                          options.recomputed(),
                          options.moe.fp8()};
     moe_ =
-        std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, context, build.child("moe"));
+        std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, split, context, build.child("moe"));
     add_module(*moe_);
   } else {
     const FfnShape shape{options.hidden_size, options.ffn_hidden(),      options.bias,
                          options.init.std,    options.output_init_std(), options.recomputed()};
-    ffn_ = std::make_unique<Ffn>(shape, options.ffn.activation, build.child("ffn"));
+    ffn_ = std::make_unique<Ffn>(shape, options.ffn.activation, split, build.child("ffn"));
     add_module(*ffn_);
   }
 }
@@ -65,7 +66,7 @@ Block::Output Block::forward(const Stream& in, const ModelBatch& batch, const Fo
   out.stream = run(
       in, [&](const Tensor& x) { return attention_.forward(x, batch); },
       [&](const Tensor& x) {
-        if (!moe_) return ffn_->forward(x);
+        if (!moe_) return ffn_->forward(x, batch.batch * batch.seq);
         MoeLayer::Output moe = moe_->forward(x, batch, context);
         out.aux_loss = moe.aux_loss;
         out.z_loss = moe.z_loss;
@@ -78,7 +79,9 @@ Block::Stream Block::decode(const Stream& in, const ModelBatch& batch, DecodeSta
   const ForwardContext context{Pass::evaluate, {}};
   return run(
       in, [&](const Tensor& x) { return attention_.decode(x, batch.positions_T, state, layer); },
-      [&](const Tensor& x) { return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x); });
+      [&](const Tensor& x) {
+        return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x, batch.batch * batch.seq);
+      });
 }
 
 Transformer::Transformer(const TransformerOptions& options, const ModelContext& context)
@@ -88,19 +91,20 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
       seq_len_(context.seq_len),
       device_(context.build.device),
       compute_(context.build.compute_dtype()),
-      tokens_(context.mesh->tokens()) {
+      tokens_(context.mesh->tokens()),
+      split_(context.mesh->comm(Axis::tp)) {
   const BuildContext& build = context.build;
   const AttentionShape attention = options.attention_shape();
   const Shape table{vocab_size_, options.hidden_size};
-  embedding_ =
-      &add_parameter(build, "embedding.weight", table, Init::normal(options.init.std), ParamKind::embedding);
+  embedding_ = &add_parameter(build, "embedding.weight", table, Init::normal(options.init.std),
+                              ParamKind::embedding, Placement::tensor(0));
   position_ = PositionRegistry::make(
       options.position, PositionContext{build.child("position"), options.hidden_size, options.heads,
                                         attention.head_size, seq_len_, options.init.std});
   add_module(*position_);
   for (int64_t l = 0; l < options.layers; l++) {
     blocks_.push_back(
-        std::make_unique<Block>(options, l, *position_, context, build.child(str("layers.", l))));
+        std::make_unique<Block>(options, l, *position_, split_, context, build.child(str("layers.", l))));
     add_module(*blocks_.back());
     if (MoeLayer* moe = blocks_.back()->moe()) moe_layers_.push_back(moe);
   }
@@ -112,7 +116,8 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
     add_module(*final_norm_);
   }
   if (!options.tie_embeddings)
-    head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std));
+    head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std), ParamKind::matrix,
+                           Placement::tensor(0));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
   make_moe_statistics();
 }
@@ -123,7 +128,11 @@ Tensor Transformer::head_weight() const {
 
 Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
   const ProfileSection section("embedding");
-  const Tensor x_TD = position_->embed(embedding(embedding_->value, tokens_T), positions_T);
+  const TablePart part{split_.own(vocab_size_).begin, vocab_size_};
+  // Each token's row is on one rank: the sum is exact.
+  const Tensor rows_TD = split_.scatter(embedding(embedding_->value, tokens_T, part));
+  const ShardRange own = split_.own(positions_T.numel());
+  const Tensor x_TD = position_->embed(rows_TD, positions_T.flat(own.begin, own.end - own.begin));
   // Between pre-norms the residual stream keeps the parameters' dtype; after post-norms there is none.
   return final_norm_ || x_TD.dtype() == compute_ ? x_TD : cast(x_TD, compute_);
 }
@@ -162,7 +171,32 @@ Transformer::Features Transformer::features(const ModelBatch& batch, const Forwa
 }
 
 Tensor Transformer::logits(const ModelBatch& batch, const ForwardContext& context) {
-  return linear_f32(features(batch, context).x_TD, head_weight());
+  return all_logits(split_.gather_replicated(features(batch, context).x_TD, batch.batch * batch.seq));
+}
+
+/// Which part of the vocabulary this rank's head has.
+VocabPart Transformer::vocab_part() const {
+  VocabPart part;
+  part.rows = {split_.own(vocab_size_).begin, vocab_size_};
+  part.block_vocab = shard_range(vocab_size_, {0, split_.group().size()}).end;
+  if (!split_.is_split()) return part;
+  part.gather = [&group = split_.group()](const Tensor& mine) {
+    const Tensor all = Tensor::empty({group.size(), mine.size(0), mine.size(1)}, mine.dtype(), mine.device());
+    group.all_gather(mine, all).wait();
+    return all;
+  };
+  return part;
+}
+
+/// x_TD: the same rows on all ranks of the split. Without gradients when it is split.
+Tensor Transformer::all_logits(const Tensor& x_TD) const {
+  const Tensor own_TV = linear_f32(x_TD, head_weight());
+  if (!split_.is_split()) return own_TV;
+  const ShardRange own = split_.own(vocab_size_);
+  const Tensor all_TV = Tensor::zeros({own_TV.size(0), vocab_size_}, own_TV.dtype(), own_TV.device());
+  copy_columns(all_TV.device(), CopyColumns{own_TV, all_TV, 0, own.begin, own.end - own.begin});
+  split_.group().all_reduce(all_TV, ReduceOp::sum).wait();
+  return all_TV;
 }
 
 namespace {
@@ -179,7 +213,8 @@ LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& conte
   if (context.pass == Pass::measure) return terms;
   const ProfileSection section("head and loss");
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
-  terms.lm = linear_cross_entropy(f.x_TD, head_weight(), batch.labels_T, scale);
+  const Tensor x_TD = split_.gather(f.x_TD, batch.batch * batch.seq);
+  terms.lm = linear_cross_entropy(x_TD, head_weight(), batch.labels_T, scale, vocab_part());
   terms.aux = sum_of(f.aux);
   terms.z = sum_of(f.z);
   terms.total = terms.lm;
@@ -193,9 +228,11 @@ DecodeState Transformer::make_decode_state(int64_t batch, int64_t capacity) cons
   state.capacity = capacity;
   state.batch = batch;
   const AttentionShape a = options_.attention_shape();
+  const ShardRange groups = a.share(split_).groups;
+  const Shape shape{batch, capacity, groups.end - groups.begin, a.head_size};
   for (size_t l = 0; l < blocks_.size(); l++) {
-    state.keys.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, compute_, device_));
-    state.values.push_back(Tensor::zeros({batch, capacity, a.kv_heads, a.head_size}, compute_, device_));
+    state.keys.push_back(Tensor::zeros(shape, compute_, device_));
+    state.values.push_back(Tensor::zeros(shape, compute_, device_));
   }
   return state;
 }
@@ -221,11 +258,11 @@ Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
   Block::Stream stream{embed(tokens_T, batch.positions_T), {}};
   for (size_t l = 0; l < blocks_.size(); l++) stream = blocks_[l]->decode(stream, batch, state, l);
   state.length += n;
-  const Tensor x_TD = final_norm(stream);
+  const Tensor x_TD = split_.gather_replicated(final_norm(stream), B * n);
   // Only the last token of each sequence needs logits.
   const Tensor last_BD = Tensor::empty({B, D}, compute_, device_);
   for (int64_t b = 0; b < B; b++) last_BD.rows(b, b + 1).copy_from(x_TD.rows((b + 1) * n - 1, (b + 1) * n));
-  return linear_f32(last_BD, head_weight());
+  return all_logits(last_BD);
 }
 
 bool Transformer::needs_measure(int64_t num_micro_batches) const {

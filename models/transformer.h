@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/ops/cross_entropy.h"
 #include "models/attention.h"
 #include "models/ffn.h"
 #include "models/model.h"
@@ -48,6 +49,7 @@ struct TransformerOptions final : ModelOptions {
 
   void fields(FieldVisitor& v) override;
   int64_t num_experts() const override;
+  ModelSizes sizes() const override;
   ModelFacts facts(int64_t vocab_size, int64_t seq_len) const override;
   void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const override;
 
@@ -79,7 +81,7 @@ class Block final : public Module {
     Stream stream;
     Tensor aux_loss, z_loss;
   };
-  Block(const TransformerOptions& options, int64_t layer, PositionEncoding& position,
+  Block(const TransformerOptions& options, int64_t layer, PositionEncoding& position, const TokenSplit& split,
         const ModelContext& context, const BuildContext& build);
   Output forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context);
   Stream decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer);
@@ -122,6 +124,8 @@ class Transformer final : public Model {
                                                 const std::vector<double>& entropies,
                                                 const std::vector<float>& biases) const;
   Features features(const ModelBatch& batch, const ForwardContext& context);
+  VocabPart vocab_part() const;
+  Tensor all_logits(const Tensor& x_TD) const;
   Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);
   Tensor head_weight() const;
   Tensor final_norm(const Block::Stream& stream) const;
@@ -132,6 +136,7 @@ class Transformer final : public Model {
   Device device_;
   DType compute_;  // of what flows between layers
   Communicator& tokens_;
+  TokenSplit split_;
   Parameter *embedding_, *head_ = nullptr;
   std::unique_ptr<PositionEncoding> position_;
   std::vector<std::unique_ptr<Block>> blocks_;

@@ -52,6 +52,17 @@ void TransformerOptions::fields(FieldVisitor& v) {
   v("init", init, "initialisation");
 }
 
+ModelSizes TransformerOptions::sizes() const {
+  const AttentionShape attention = attention_shape();
+  ModelSizes sizes{num_experts(), attention.heads, attention.kv_heads, 0};
+  const auto consider = [&](int64_t width) {
+    sizes.narrowest_ffn = sizes.narrowest_ffn == 0 ? width : std::min(sizes.narrowest_ffn, width);
+  };
+  if (num_moe_layers() < layers) consider(ffn_hidden());
+  if (num_moe_layers() > 0 && shared_hidden() > 0) consider(shared_hidden());
+  return sizes;
+}
+
 AttentionShape TransformerOptions::attention_shape() const {
   const int64_t size = head_size.value_or(heads > 0 ? hidden_size / heads : 1);
   return {hidden_size, heads, kv_heads.value_or(heads), size, bias, init.std, output_init_std()};

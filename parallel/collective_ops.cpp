@@ -83,50 +83,56 @@ struct ReduceFrom final : Function {
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override { return {dy[0]}; }
 };
 
+/// Rows [offsets[rank], offsets[rank + 1]) of the sum over ranks. `own`: x may be overwritten.
+Tensor sum_own_rows(const Tensor& x, bool own, Communicator& group, const std::vector<int64_t>& offsets) {
+  const auto me = static_cast<size_t>(group.rank());
+  const int64_t begin = offsets[me], end = offsets[me + 1];
+  if (equal_parts(offsets)) {
+    const Tensor y = Tensor::empty(with_rows(x, end - begin), x.dtype(), x.device());
+    group.reduce_scatter(x, y, ReduceOp::sum).wait();
+    return y;
+  }
+  const Tensor all = own ? x : x.clone();
+  group.all_reduce(all, ReduceOp::sum).wait();
+  return all.rows(begin, end).clone();
+}
+
 struct Gather final : Function {
-  Gather(Communicator& group, bool sharded) : group(&group), sharded(sharded) {}
+  Gather(Communicator& group, bool sharded, std::vector<int64_t> offsets)
+      : group(&group), sharded(sharded), offsets(std::move(offsets)) {}
   Communicator* group;
   bool sharded;  // the consumers do different work, so their gradients are summed
   std::vector<int64_t> offsets;
   const char* name() const override { return sharded ? "gather_sharded" : "gather_replicated"; }
 
-  Tensor forward(const Tensor& x) {
-    offsets = gather_row_offsets(x.size(0), *group);
-    return gather_all_rows(x, *group, offsets);
-  }
+  Tensor forward(const Tensor& x) { return gather_all_rows(x, *group, offsets); }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
+    if (sharded) return {sum_own_rows(dy[0], dy[0].is_sole_owner(), *group, offsets)};
     const auto me = static_cast<size_t>(group->rank());
-    const int64_t begin = offsets[me], end = offsets[me + 1];
-    if (!sharded) return {dy[0].rows(begin, end).clone()};
-    if (equal_parts(offsets)) {
-      const Tensor dx = Tensor::empty(with_rows(dy[0], end - begin), dy[0].dtype(), dy[0].device());
-      group->reduce_scatter(dy[0], dx, ReduceOp::sum).wait();
-      return {dx};
-    }
-    const Tensor all = own_gradient(dy);
-    group->all_reduce(all, ReduceOp::sum).wait();
-    return {all.rows(begin, end).clone()};
+    return {dy[0].rows(offsets[me], offsets[me + 1]).clone()};
   }
 };
 
 struct ReduceScatter final : Function {
-  explicit ReduceScatter(Communicator& group) : group(&group) {}
+  ReduceScatter(Communicator& group, std::vector<int64_t> offsets)
+      : group(&group), offsets(std::move(offsets)) {}
   Communicator* group;
+  std::vector<int64_t> offsets;
   const char* name() const override { return "reduce_scatter"; }
-  Tensor forward(const Tensor& x) {
-    SHOAL_CHECK(x.dims() >= 1 && x.size(0) % group->size() == 0, "reduce_scatter [", group->name(),
-                "]: the rows of ", x.shape(), " must divide by the group size ", group->size());
-    const Tensor y = Tensor::empty(with_rows(x, x.size(0) / group->size()), x.dtype(), x.device());
-    group->reduce_scatter(x, y, ReduceOp::sum).wait();
-    return y;
-  }
+  Tensor forward(const Tensor& x) { return sum_own_rows(x, false, *group, offsets); }
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
-    const Tensor dx =
-        Tensor::empty(with_rows(dy[0], dy[0].size(0) * group->size()), dy[0].dtype(), dy[0].device());
-    group->all_gather(dy[0], dx).wait();
-    return {dx};
+    return {gather_all_rows(dy[0], *group, offsets)};
   }
 };
+
+std::vector<int64_t> equal_offsets(const Tensor& x, Communicator& group) {
+  const int64_t n = group.size();
+  SHOAL_CHECK(x.dims() >= 1 && x.size(0) % n == 0, "reduce_scatter [", group.name(), "]: the rows of ",
+              x.shape(), " must divide by the group size ", n);
+  std::vector<int64_t> offsets;
+  for (int64_t r = 0; r <= n; r++) offsets.push_back(x.size(0) / n * r);
+  return offsets;
+}
 
 }  // namespace
 
@@ -137,13 +143,22 @@ Tensor reduce_from(const Tensor& x, Communicator& group) {
   return apply(ReduceFrom(group), x);
 }
 Tensor gather_replicated(const Tensor& x, Communicator& group) {
-  return apply(Gather(group, /*sharded=*/false), x);
+  return gather_replicated(x, group, gather_row_offsets(x.size(0), group));
 }
 Tensor gather_sharded(const Tensor& x, Communicator& group) {
-  return apply(Gather(group, /*sharded=*/true), x);
+  return gather_sharded(x, group, gather_row_offsets(x.size(0), group));
 }
 Tensor reduce_scatter(const Tensor& x, Communicator& group) {
-  return apply(ReduceScatter(group), x);
+  return reduce_scatter(x, group, equal_offsets(x, group));
+}
+Tensor gather_replicated(const Tensor& x, Communicator& group, std::vector<int64_t> offsets) {
+  return apply(Gather(group, /*sharded=*/false, std::move(offsets)), x);
+}
+Tensor gather_sharded(const Tensor& x, Communicator& group, std::vector<int64_t> offsets) {
+  return apply(Gather(group, /*sharded=*/true, std::move(offsets)), x);
+}
+Tensor reduce_scatter(const Tensor& x, Communicator& group, std::vector<int64_t> offsets) {
+  return apply(ReduceScatter(group, std::move(offsets)), x);
 }
 
 /// Shared by the two records of one exchange: the pair of tensors and the work, forward and then backward.

@@ -23,6 +23,12 @@ Tensor gather_sharded(const Tensor& x, Communicator& group);
 /// Reduce-scatter of rows / all-gather: partial sums become row shards. Rows must divide by the group size.
 Tensor reduce_scatter(const Tensor& x, Communicator& group);
 
+/// The same where everyone knows the first row of each rank and the total, size() + 1 entries: no rank asks
+/// the others how many rows they have, and shards of reduce_scatter may differ.
+Tensor gather_replicated(const Tensor& x, Communicator& group, std::vector<int64_t> offsets);
+Tensor gather_sharded(const Tensor& x, Communicator& group, std::vector<int64_t> offsets);
+Tensor reduce_scatter(const Tensor& x, Communicator& group, std::vector<int64_t> offsets);
+
 /// Without gradients: the first row of each rank and the total, size() + 1 entries; and all ranks' rows,
 /// given these offsets. Block.
 std::vector<int64_t> gather_row_offsets(int64_t rows, Communicator& group);

@@ -14,7 +14,9 @@ ParallelOptions::ParallelOptions() {
 
 void ParallelOptions::fields(FieldVisitor& v) {
   v("dp", dp, "data parallel replicas of the dense part; auto: world / (tp * cp * pp)", in_range(1, 1 << 20));
-  v("tp", tp, "tensor parallel ranks per replica (1 in this version)", in_range(1, 1 << 20));
+  v("tp", tp,
+    "tensor parallel ranks: they cut heads, FFN widths and the vocabulary, and share the rows between them",
+    in_range(1, 1 << 20));
   v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", in_range(1, 1 << 20));
   v("pp", pp, "pipeline stages (1 in this version)", in_range(1, 1 << 20));
   v("ep", ep,
@@ -50,12 +52,13 @@ class Rules {
 };
 
 void check_degrees(const ParallelOptions& o, Rules& rules) {
-  const std::pair<const char*, int64_t> later[] = {{"tp", o.tp}, {"cp", o.cp}, {"pp", o.pp}, {"etp", o.etp}};
+  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}, {"pp", o.pp}, {"etp", o.etp}};
   for (const auto& [key, degree] : later) {
     const std::string path = str("parallel.", key);
     rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
     rules.require(degree <= 1, path, key, " = ", degree, " is not in this version; set it to 1");
   }
+  rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
   rules.require(o.ep.value_or(1) >= 1, "parallel.ep", "expected a degree >= 1 or auto, got ",
                 o.ep.value_or(1), "; 1 switches the axis off");
   rules.require(o.dp.value_or(1) >= 1, "parallel.dp", "expected a degree >= 1 or auto, got ",
@@ -64,8 +67,8 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
 
 /// The largest ep that divides both the world and the experts; 1 with the dispatcher that sends nothing.
 int64_t resolve_ep(const ParallelOptions& o, const LayoutFacts& facts) {
-  const bool alone = facts.num_experts == 0 || o.dispatcher.kind == "local";
-  return o.ep.value_or(alone ? 1 : std::gcd<int64_t>(facts.world_size, facts.num_experts));
+  const bool alone = facts.model.num_experts == 0 || o.dispatcher.kind == "local";
+  return o.ep.value_or(alone ? 1 : std::gcd<int64_t>(facts.world_size, facts.model.num_experts));
 }
 
 /// Degrees are at least 1 here. Returns dp.
@@ -89,16 +92,30 @@ void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& ru
   if (ep == 1) return;
   rules.require(o.dispatcher.kind != "local", "parallel.dispatcher", "local needs ep = 1, got ep = ", ep,
                 "; use all_to_all or set ep: 1");
-  if (facts.num_experts == 0) {
+  if (facts.model.num_experts == 0) {
     return rules.require(false, "parallel.ep", "ep = ", ep,
                          " but the model has no MoE layer; set ep: 1 or add a model.moe section");
   }
-  if (ep > facts.num_experts) {
-    return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.num_experts, "), got ",
-                         ep, "; lower ep or raise num_experts");
+  if (ep > facts.model.num_experts) {
+    return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.model.num_experts,
+                         "), got ", ep, "; lower ep or raise num_experts");
   }
-  rules.require(facts.num_experts % ep == 0, "parallel.ep", "ep (", ep, ") must divide num_experts (",
-                facts.num_experts, "); ", facts.num_experts % ep, " experts are left over");
+  rules.require(facts.model.num_experts % ep == 0, "parallel.ep", "ep (", ep, ") must divide num_experts (",
+                facts.model.num_experts, "); ", facts.model.num_experts % ep, " experts are left over");
+}
+
+/// Rules of what tensor parallel ranks cut.
+void check_tensor(const ParallelOptions& o, const ModelSizes& model, Rules& rules) {
+  if (o.tp == 1) return;
+  if (model.kv_heads > 0 && o.tp > model.kv_heads) {
+    const int64_t queries = model.heads / model.kv_heads, sharing = o.tp / model.kv_heads;
+    rules.require(o.tp % model.kv_heads == 0 && queries % sharing == 0, "parallel.tp", "tp (", o.tp,
+                  ") is above the number of key/value heads (", model.kv_heads,
+                  "), so it must be a multiple of it that divides the queries of each (", queries,
+                  "); lower tp or change model.kv_heads");
+  }
+  rules.require(model.narrowest_ffn == 0 || o.tp <= model.narrowest_ffn, "parallel.tp", "tp (", o.tp,
+                ") is above the smallest width of an FFN (", model.narrowest_ffn, "); lower tp");
 }
 
 void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
@@ -123,6 +140,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   if (!positive) return {};  // the products below would say nothing more
   const int64_t dp = check_world(options, facts, rules);
   check_experts(options, facts, rules);
+  check_tensor(options, facts.model, rules);
   check_batch(dp, facts, rules);
   if (rules.failed()) return {};
   ParallelLayout layout;
@@ -195,7 +213,7 @@ Communicator& Mesh::replicas(const Placement& placement) const {
     if (sharded.dim < 0) continue;
     const AxisCoord coord = part_of(sharded, coords_);
     if (coord.size == 1) continue;
-    key += str(", ", coord.size, " parts over ", axis_name(sharded.axis));
+    key += str(", ", coord.size, " parts over ", axis_name(sharded.axis), sharded.within ? " within" : "");
     part = part * coord.size + coord.index;
     num_parts *= coord.size;
   }

@@ -32,10 +32,17 @@ struct ParallelLayout {
   int etp = 1, ep = 1, edp = 1;        // expert grid; pp is shared
 };
 
-/// Sizes that the layout must fit.
+/// Sizes of a model that a layout must fit. 0: the model has no such thing.
+struct ModelSizes {
+  int64_t num_experts = 0;          // per MoE layer
+  int64_t heads = 0, kv_heads = 0;  // of attention; heads / kv_heads queries share a key/value head
+  int64_t narrowest_ffn = 0;        // the smallest width of dense FFNs and shared experts
+};
+
+/// What the layout must fit.
 struct LayoutFacts {
   int world_size = 1;
-  int64_t num_experts = 0;   // 0: no MoE layer
+  ModelSizes model;
   int64_t global_batch = 1;  // sequences per optimizer step
   int64_t micro_batch = 1;   // sequences per rank and forward pass; 0: auto
 };

@@ -20,10 +20,12 @@ ShardRange shard_range(int64_t size, AxisCoord coord) {
 
 AxisCoord part_of(const ShardedDim& sharded, const AxisCoords& coords) {
   const AxisCoord coord = coords[sharded.axis];
-  if (sharded.max_parts == 0 || coord.size <= sharded.max_parts) return coord;
+  if (sharded.max_parts == 0 || coord.size <= sharded.max_parts) return sharded.within ? AxisCoord{} : coord;
   SHOAL_CHECK(coord.size % sharded.max_parts == 0, "placement: ", axis_name(sharded.axis), " = ", coord.size,
               " is no multiple of the ", sharded.max_parts, " parts of a parameter");
-  return {coord.index / (coord.size / sharded.max_parts), sharded.max_parts};
+  const int each = coord.size / sharded.max_parts;  // ranks with the same part
+  return sharded.within ? AxisCoord{coord.index % each, each}
+                        : AxisCoord{coord.index / each, sharded.max_parts};
 }
 
 Box Box::whole(const Shape& shape) {

@@ -34,6 +34,8 @@ struct ShardedDim {
   /// The dimension is cut into at most so many parts, whose number divides the axis then: neighbours on it
   /// hold the same part. 0: a part for each rank of the axis.
   int max_parts = 0;
+  /// Cuts over the neighbours that hold the same of `max_parts` parts.
+  bool within = false;
 };
 
 /// Which part of a parameter a rank holds. Ranks of a stage that hold the same part are replicas: their
@@ -46,13 +48,18 @@ struct Placement {
   static Placement replicated() { return {}; }
   /// Dimension `dim` is split over tp.
   static Placement tensor(int dim, int max_parts = 0) {
-    return {Grid::dense, {ShardedDim{dim, Axis::tp, max_parts}}};
+    return {Grid::dense, {ShardedDim{dim, Axis::tp, max_parts, false}}};
+  }
+  /// Dimension `dim` is split over tp in at most `max_parts` parts, and `inner` over the ranks of each part.
+  static Placement nested(int dim, int max_parts, int inner) {
+    return {Grid::dense,
+            {ShardedDim{dim, Axis::tp, max_parts}, ShardedDim{inner, Axis::tp, max_parts, true}}};
   }
   /// Experts are dimension 0 of the parameter, split over ep.
-  static Placement expert() { return {Grid::expert, {ShardedDim{0, Axis::ep, 0}}}; }
+  static Placement expert() { return {Grid::expert, {ShardedDim{0, Axis::ep}}}; }
   /// Experts are dimension 0; each is cut along `dim` over etp.
   static Placement expert(int dim) {
-    return {Grid::expert, {ShardedDim{0, Axis::ep, 0}, ShardedDim{dim, Axis::etp, 0}}};
+    return {Grid::expert, {ShardedDim{0, Axis::ep}, ShardedDim{dim, Axis::etp}}};
   }
 };
 

@@ -47,7 +47,8 @@ class CrossEntropyFunction final : public Function {
 /// Inputs: x, weight, labels.
 class LinearCrossEntropyFunction final : public Function {
  public:
-  LinearCrossEntropyFunction(double scale, PackedWeight copies) : scale_(scale), copies_(std::move(copies)) {}
+  LinearCrossEntropyFunction(double scale, PackedWeight copies, VocabPart part)
+      : scale_(scale), copies_(std::move(copies)), part_(std::move(part)) {}
   const char* name() const override { return "linear_cross_entropy"; }
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& labels) {
@@ -66,7 +67,8 @@ class LinearCrossEntropyFunction final : public Function {
       into_leaf_ = dweight.is_leaf;
       dweight_ = dweight.delivered();
     }
-    const int64_t block = logits_block(num_tokens, vocab, stats);
+    // Parts differ in their number of rows, but not in their blocks.
+    const int64_t block = logits_block(num_tokens, part_.gather ? part_.block_vocab : vocab, stats);
     const Tensor logits = Tensor::empty({block, vocab}, stats, x.device());
     const Tensor total = Tensor::zeros({}, DType::f64, x.device());
     for (int64_t t = 0; t < num_tokens; t += block) {
@@ -74,8 +76,8 @@ class LinearCrossEntropyFunction final : public Function {
       const Tensor x_block = x.view({num_tokens, x.row_size()}).rows(t, t + count);
       const Tensor block_logits = logits.rows(0, count);
       multiply(x_block, weight, block_logits);
-      cross_entropy_fwd(x.device(), CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count),
-                                                 scale_, want_grad, total});
+      lose(
+          CrossEntropy{block_logits, labels.view({num_tokens}).rows(t, t + count), scale_, want_grad, total});
       if (want_grad) multiply_back(x_block, weight, block_logits, t, dweight);
       dweight.accumulate = true;
     }
@@ -94,6 +96,14 @@ class LinearCrossEntropyFunction final : public Function {
   }
 
  private:
+  void lose(const CrossEntropy& args) const {
+    const Device device = args.logits_TV.device();
+    if (!part_.gather) return cross_entropy_fwd(device, args);
+    const Tensor mine = Tensor::empty({3, args.labels_T.numel()}, DType::f64, device);
+    vocab_stats_fwd(device, args.logits_TV, args.labels_T, part_.rows, mine);
+    vocab_cross_entropy_fwd(device, args, part_.rows, part_.gather(mine));
+  }
+
   void multiply(const Tensor& x, const Tensor& weight, const Tensor& logits) const {
     const int64_t count = x.size(0);
     if (x.dtype() == DType::bf16)
@@ -122,6 +132,7 @@ class LinearCrossEntropyFunction final : public Function {
 
   double scale_;
   PackedWeight copies_;
+  VocabPart part_;  // without gather: the weight has all rows
   bool into_leaf_ = false;
   Tensor dx_, dweight_;
 };
@@ -138,9 +149,14 @@ int64_t logits_block(int64_t num_tokens, int64_t vocab, DType stats) {
 
 Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T,
                             double scale) {
+  return linear_cross_entropy(x_TD, weight_VD, labels_T, scale, {});
+}
+
+Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T, double scale,
+                            const VocabPart& part) {
   PackedWeight copies;
   if (x_TD.dtype() == DType::bf16) copies = packed_weight(weight_VD);
-  return apply(LinearCrossEntropyFunction(scale, std::move(copies)), x_TD, weight_VD, labels_T);
+  return apply(LinearCrossEntropyFunction(scale, std::move(copies), part), x_TD, weight_VD, labels_T);
 }
 
 Tensor cross_entropy(const Tensor& logits_TV, const Tensor& labels_T, double scale) {

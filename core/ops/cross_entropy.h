@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
+#include "core/ops/embedding.h"
 #include "core/tensor/kernel.h"
 #include "core/tensor/tensor.h"
 
@@ -25,6 +27,18 @@ Tensor cross_entropy(const Tensor& logits_TV, const Tensor& labels_T, double sca
 Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T,
                             double scale);
 
+/// The same where the weight's rows are a part of the vocabulary and others hold the rest: labels_T are of
+/// the whole vocabulary. The loss is that of all of it, the same for everyone; dx is this part's share of a
+/// sum.
+struct VocabPart {
+  TablePart rows;
+  int64_t block_vocab = 0;  // rows of the largest part, which decides the size of blocks
+  /// Every part's statistics in order, [parts, 3, n] of [3, n]; everyone calls it as often.
+  std::function<Tensor(const Tensor& mine)> gather;
+};
+Tensor linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& labels_T, double scale,
+                            const VocabPart& part);
+
 /// Tokens of one block, for logits of `stats`: so many whole 256 that they stay in cache, but not fewer than
 /// 256.
 int64_t logits_block(int64_t num_tokens, int64_t vocab, DType stats);
@@ -39,6 +53,21 @@ struct CrossEntropy {
 inline constinit Kernel<void(const CrossEntropy&)> cross_entropy_fwd(
     "cross_entropy_fwd", [](const CrossEntropy& c) {
       return Cost{.bytes = (c.want_grad ? 2 : 1) * bytes_of(c.logits_TV) + bytes_of(c.labels_T)};
+    });
+
+/// Of each token, over a part of the vocabulary: the largest logit, the sum of exp(logit - largest), and the
+/// label's logit (0 when it is in another part). stats_3T: f64, written.
+inline constinit Kernel<void(const Tensor& logits_TV, const Tensor& labels_T, const TablePart& part,
+                             const Tensor& stats_3T)>
+    vocab_stats_fwd("vocab_stats_fwd",
+                    [](const Tensor& logits, const Tensor& labels, const TablePart&, const Tensor& stats) {
+                      return Cost{.bytes = bytes_of(logits, labels, stats)};
+                    });
+/// As cross_entropy_fwd, given the statistics of all parts, f64 [parts, 3, T].
+inline constinit Kernel<void(const CrossEntropy&, const TablePart& part, const Tensor& stats_P3T)>
+    vocab_cross_entropy_fwd("vocab_cross_entropy_fwd", [](const CrossEntropy& c, const TablePart&,
+                                                          const Tensor& stats) {
+      return Cost{.bytes = (c.want_grad ? 2 : 0) * bytes_of(c.logits_TV) + bytes_of(c.labels_T, stats)};
     });
 
 /// Throws Error unless the gradient, a scalar tensor, is 1.

@@ -8,6 +8,7 @@ namespace {
 
 class EmbeddingFunction final : public Function {
  public:
+  explicit EmbeddingFunction(const TablePart& part) : part_(part) {}
   const char* name() const override { return "embedding"; }
 
   Tensor forward(const Tensor& weight, const Tensor& ids) {
@@ -17,7 +18,7 @@ class EmbeddingFunction final : public Function {
     weight_dtype_ = weight.dtype();
     ids_ = ids;
     Tensor y = Tensor::empty({ids.numel(), weight.size(1)}, weight.dtype(), weight.device());
-    embedding_fwd(weight.device(), weight, ids, y);
+    embedding_fwd(weight.device(), weight, ids, y, part_);
     return y;
   }
 
@@ -28,11 +29,12 @@ class EmbeddingFunction final : public Function {
       const DType dtype = weight_dtype_ == DType::bf16 ? DType::f32 : weight_dtype_;
       dweight = Tensor::zeros(weight_shape_, dtype, ids_.device());
     }
-    embedding_bwd(ids_.device(), dy[0], ids_, leaf != nullptr ? *leaf : dweight);
+    embedding_bwd(ids_.device(), dy[0], ids_, leaf != nullptr ? *leaf : dweight, part_);
     return {dweight, {}};
   }
 
  private:
+  TablePart part_;
   Shape weight_shape_;
   DType weight_dtype_ = DType::f32;
   Tensor ids_;
@@ -41,7 +43,10 @@ class EmbeddingFunction final : public Function {
 }  // namespace
 
 Tensor embedding(const Tensor& weight_VD, const Tensor& ids_T) {
-  return apply(EmbeddingFunction{}, weight_VD, ids_T);
+  return embedding(weight_VD, ids_T, TablePart::whole(weight_VD));
+}
+Tensor embedding(const Tensor& weight_VD, const Tensor& ids_T, const TablePart& part) {
+  return apply(EmbeddingFunction(part), weight_VD, ids_T);
 }
 
 }  // namespace shoal

@@ -6,15 +6,26 @@
 
 namespace shoal {
 
+/// Which rows of a whole table a tensor holds.
+struct TablePart {
+  int64_t first = 0;  // its first row in the table
+  int64_t vocab = 0;  // rows of the whole table
+  static TablePart whole(const Tensor& weight) { return {0, weight.size(0)}; }
+};
+
 /// y_TD[t] = weight_VD[ids_T[t]]. ids: i32 in [0, V); an id outside throws Error with its position.
 Tensor embedding(const Tensor& weight_VD, const Tensor& ids_T);
+/// The same where weight_VD holds a part of the table: ids of other parts give zeros.
+Tensor embedding(const Tensor& weight_VD, const Tensor& ids_T, const TablePart& part);
 
-inline constinit Kernel<void(const Tensor& weight, const Tensor& ids, const Tensor& y)> embedding_fwd(
-    "embedding_fwd",
-    [](const Tensor&, const Tensor& ids, const Tensor& y) { return Cost{.bytes = bytes_of(ids, y, y)}; });
+inline constinit Kernel<void(const Tensor& weight, const Tensor& ids, const Tensor& y, const TablePart& part)>
+    embedding_fwd("embedding_fwd", [](const Tensor&, const Tensor& ids, const Tensor& y, const TablePart&) {
+      return Cost{.bytes = bytes_of(ids, y, y)};
+    });
 /// dweight[ids[t]] += dy[t], in ascending t for each row (deterministic for any thread count).
-inline constinit Kernel<void(const Tensor& dy, const Tensor& ids, const Tensor& dweight)> embedding_bwd(
-    "embedding_bwd", [](const Tensor& dy, const Tensor& ids, const Tensor&) {
+inline constinit Kernel<void(const Tensor& dy, const Tensor& ids, const Tensor& dweight,
+                             const TablePart& part)>
+    embedding_bwd("embedding_bwd", [](const Tensor& dy, const Tensor& ids, const Tensor&, const TablePart&) {
       return Cost{.bytes = bytes_of(ids) + 3 * bytes_of(dy)};
     });
 

@@ -21,7 +21,7 @@ class HashRouter final : public Router {
       : seed_(static_cast<uint64_t>(options.seed) ^ stream_id(context.build.prefix)), context_(context) {}
 
   Routing route(const RouteInput& input) override {
-    const int64_t T = input.x_TD.num_rows(), K = context_.top_k, E = context_.num_experts;
+    const int64_t T = input.num_tokens(), K = context_.top_k, E = context_.num_experts;
     // Waits for the device: a baseline, whose hash the host computes.
     const std::vector<int32_t> tokens = input.batch.tokens_T.to_vector<int32_t>();
     const std::vector<uint8_t> valid =

@@ -106,8 +106,8 @@ Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per
 }
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
-                   const ModelContext& context, const BuildContext& build)
-    : options_(options), shape_(shape), tokens_(context.mesh->tokens()) {
+                   const TokenSplit& split, const ModelContext& context, const BuildContext& build)
+    : options_(options), shape_(shape), tokens_(context.mesh->tokens()), split_(split) {
   const RouterContext router{build.child("router"), shape.hidden_size,    options.num_experts,
                              options.top_k,         shape.num_moe_layers, shape.init_std};
   router_ = RouterRegistry::make(options.router, router);
@@ -119,7 +119,7 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
   if (shape.shared_hidden > 0) {
     const FfnShape ffn{shape.hidden_size, shape.shared_hidden,   shape.bias,
                        shape.init_std,    shape.output_init_std, shape.recompute};
-    shared_ = std::make_unique<Ffn>(ffn, activation, build.child("shared"));
+    shared_ = std::make_unique<Ffn>(ffn, activation, split, build.child("shared"));
     add_module(*shared_);
     if (options.shared_gate) {
       shared_gate_ = &add_parameter(build, "shared_gate.weight", Shape{1, shape.hidden_size},
@@ -132,7 +132,7 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
   const ProfileSection section("router");
   // Routers never see bf16: a rounded score could change the choice.
   const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
-  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_E_});
+  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_E_, split_});
   Tensor dropped;
   // A measuring pass must see what the training pass will see.
   if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
@@ -169,9 +169,9 @@ void MoeLayer::count(const Routing& routing, const Tensor& dropped, const ModelB
   statistics_.tokens += batch.num_valid();
 }
 
-Tensor MoeLayer::shared_forward(const Tensor& x_TD) const {
+Tensor MoeLayer::shared_forward(const Tensor& x_TD, int64_t num_tokens) const {
   const ProfileSection section("shared expert", ProfileSection::kWhole);
-  Tensor y_TD = shared_->forward(x_TD);
+  Tensor y_TD = shared_->forward(x_TD, num_tokens);
   if (shared_gate_ != nullptr)
     y_TD = scale_rows(y_TD, sigmoid(linear_f32(x_TD, shared_gate_->value)).view({x_TD.num_rows()}));
   return y_TD;
@@ -182,26 +182,30 @@ int64_t MoeLayer::rows_each(const Routing& routing, const ModelBatch& batch,
   if (!options_.pad_to_capacity || context.pass == Pass::evaluate) return Dispatcher::kAsNeeded;
   const int64_t num_tokens = routing.expert_ids_TK.size(0), choices = routing.expert_ids_TK.size(1);
   const int64_t group = options_.capacity_scope == "sequence" ? batch.seq : num_tokens;
-  if (num_tokens == 0) return 0;
+  const ShardRange own = split_.own(num_tokens);
+  if (own.begin == own.end) return 0;
   const int64_t capacity = expert_capacity(options_.capacity_factor, choices, group, options_.num_experts);
-  return num_tokens / group * capacity;
+  const int64_t num_groups = (own.end - 1) / group - own.begin / group + 1;  // that this rank has rows of
+  return std::min(own.end - own.begin, num_groups * capacity);
 }
 
 MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each) {
-  const auto shared = [&] { return shared_ ? shared_forward(x_TD) : Tensor{}; };
-  if (const auto parts = dispatcher_->dispatch_parts(x_TD, routing.expert_ids_TK, rows_each)) {
+  const int64_t num_tokens = routing.expert_ids_TK.size(0);
+  const Tensor ids_TK = split_.own_rows(routing.expert_ids_TK), weights_TK = split_.own_rows(routing.weights_TK);
+  const auto shared = [&] { return shared_ ? shared_forward(x_TD, num_tokens) : Tensor{}; };
+  if (const auto parts = dispatcher_->dispatch_parts(x_TD, ids_TK, rows_each)) {
     Tensor shared_TD = shared();
     for (int64_t i = 0; i < parts->num_parts(); i++) {
       const Dispatched received = parts->arrive(i);
       parts->send_back(i, experts_->forward(received.x_RD, received.rows_per_expert));
     }
-    return {parts->combine(routing.weights_TK), shared_TD};
+    return {parts->combine(weights_TK), shared_TD};
   }
-  Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, routing.expert_ids_TK, rows_each);
+  Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, ids_TK, rows_each);
   Tensor shared_TD = shared();  // while the rows travel
   const Dispatched received = std::move(sent).wait();
   const Tensor y_RD = experts_->forward(received.x_RD, received.rows_per_expert);
-  return {dispatcher_->combine(y_RD, routing.weights_TK, received.plan).wait(), shared_TD};
+  return {dispatcher_->combine(y_RD, weights_TK, received.plan).wait(), shared_TD};
 }
 
 MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,

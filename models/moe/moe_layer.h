@@ -66,13 +66,14 @@ class Experts final : public Module {
 class MoeLayer final : public Module {
  public:
   MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
-           const ModelContext& context, const BuildContext& build);
+           const TokenSplit& split, const ModelContext& context, const BuildContext& build);
 
   struct Output {
     Tensor y_TD;
     Tensor aux_loss, z_loss;  // scalars, undefined when off
   };
-  /// Collective over ep, whatever this rank's number of tokens.
+  /// x and y: this rank's rows. Collective over ep and the group of the split, whatever this rank's number of
+  /// tokens.
   Output forward(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
 
   int64_t num_experts() const { return options_.num_experts; }
@@ -92,9 +93,9 @@ class MoeLayer final : public Module {
  private:
   Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
   void count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch);
-  /// Rows that each expert has for the tokens of this rank, or Dispatcher::kAsNeeded.
+  /// Rows that each expert has at most for the tokens of this rank, or Dispatcher::kAsNeeded.
   int64_t rows_each(const Routing& routing, const ModelBatch& batch, const ForwardContext& context) const;
-  Tensor shared_forward(const Tensor& x_TD) const;
+  Tensor shared_forward(const Tensor& x_TD, int64_t num_tokens) const;
   /// All experts' results of x and the shared expert's, each undefined when there is none.
   struct Results {
     Tensor routed_TD, shared_TD;
@@ -104,6 +105,7 @@ class MoeLayer final : public Module {
   MoeOptions options_;
   MoeShape shape_;
   Communicator& tokens_;
+  const TokenSplit& split_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Experts> experts_;

@@ -10,6 +10,7 @@
 #include "core/base/registry.h"
 #include "core/nn/module.h"
 #include "models/model.h"
+#include "parallel/token_split.h"
 
 namespace shoal {
 
@@ -27,8 +28,15 @@ struct RouteInput {
   Communicator& tokens;  // ranks that hold the other tokens of the step
   Tensor
       step_counts_E;  // i64: assignments of the whole step, from a measuring pass; undefined: there was none
+  const TokenSplit& split;  // of the micro-batch's tokens: x_TD has this rank's rows
+
+  int64_t num_tokens() const { return batch.batch * batch.seq; }
+  /// All rows of what was made of x_TD. Every rank of the split routes all tokens alike: balance and capacity
+  /// see whole sequences so.
+  Tensor all_rows(const Tensor& own_rows) const { return split.gather_replicated(own_rows, num_tokens()); }
 };
 
+/// Of all tokens of the micro-batch, not of this rank's rows alone.
 struct Routing {
   Tensor expert_ids_TK;  // i32, -1 = no expert; K may exceed top_k (expert choice)
   Tensor weights_TK;

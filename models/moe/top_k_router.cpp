@@ -79,7 +79,7 @@ class TopKRouter final : public Router {
   Tensor bias() const override { return bias_ ? bias_->value : Tensor{}; }
 
   Routing route(const RouteInput& input) override {
-    const Tensor logits_TE = linear(input.x_TD, weight_->value);
+    const Tensor logits_TE = input.all_rows(linear(input.x_TD, weight_->value));
     BalanceSpec balance;
     const bool training = input.context.pass == Pass::train;
     const auto layers = static_cast<double>(context_.num_moe_layers);

@@ -148,8 +148,8 @@ void Bench::token_rows() {
   row(td, cast_fwd, residual, y);
   const Tensor ids = indices<int32_t>({s.T}, s.V);
   const Tensor table = random({s.V, s.D}, DType::f32), dtable = random({s.V, s.D}, DType::f32);
-  row(td, embedding_fwd, table, ids, sum);
-  row(td, embedding_bwd, grad, ids, dtable);
+  row(td, embedding_fwd, table, ids, sum, TablePart::whole(table));
+  row(td, embedding_bwd, grad, ids, dtable, TablePart::whole(dtable));
   const Tensor logits = random({s.T, s.V}, DType::f32), total = Tensor::zeros({}, DType::f64, device_);
   row(fmt::format("{} x {}", s.T, s.V), cross_entropy_fwd, CrossEntropy{logits, ids, 1.0, true, total});
 }

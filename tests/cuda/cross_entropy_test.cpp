@@ -35,6 +35,56 @@ TEST(CudaCrossEntropy, LossAndGradientAreThoseOfTheCpu) {
   }
 }
 
+/// Loss and gradients of a vocabulary in parts; totals has the loss of each part.
+Tensors losses_in_parts(const Tensors& parts, const Tensor& labels, int64_t vocab) {
+  const Device device = labels.device();
+  const auto n = static_cast<int64_t>(parts.size());
+  const Tensor stats = Tensor::empty({n, 3, labels.numel()}, DType::f64, device);
+  int64_t first = 0;
+  for (int64_t p = 0; p < n; p++) {
+    const Tensor& logits = parts[static_cast<size_t>(p)];
+    vocab_stats_fwd(device, logits, labels, {first, vocab}, stats.rows(p, p + 1));
+    first += logits.row_size();
+  }
+  const Tensor totals = Tensor::zeros({2 * n}, DType::f64, device);
+  Tensors results = {totals};
+  first = 0;
+  for (int64_t p = 0; p < n; p++) {
+    const Tensor grad = parts[static_cast<size_t>(p)].clone();
+    vocab_cross_entropy_fwd(device, {grad.clone(), labels, 0.25, false, totals.flat(n + p, 1)},
+                            {first, vocab}, stats);
+    vocab_cross_entropy_fwd(device, {grad, labels, 0.25, true, totals.flat(p, 1)}, {first, vocab}, stats);
+    results.push_back(grad);
+    first += grad.row_size();
+  }
+  return results;
+}
+
+TEST(CudaCrossEntropy, PartsOfTheVocabularyAreThoseOfTheCpu) {
+  for (const DType dtype : kFloats) {
+    for (const int64_t tokens : {0, 1, 7}) {
+      expect_like_cpu(
+          {normal({tokens, 264}, 1, 4), normal({tokens, 257}, 2, 4), normal({tokens, 1}, 3, 4),
+           labels_of(tokens, 522)},
+          dtype,
+          [&](const Tensors& in) {
+            return losses_in_parts({in[0], in[1], in[2]}, in[3], 522);
+          },
+          dtype == DType::bf16 ? Tolerance{1e-2, 1e-3} : Tolerance{2e-6, 1e-6});
+    }
+  }
+}
+
+TEST(CudaCrossEntropy, ALabelOutsideOfAllPartsIsReported) {
+  const Tensor logits = as(normal({3, 4}, 1), DType::f32).to(kCuda);
+  const Tensor labels = Tensor::from(std::vector<int32_t>{3, -2, 9}, {3}, kCuda);
+  EXPECT_NE(error_of([&] {
+              const Tensor results = losses_in_parts({logits}, labels, 9)[0];
+              results.to_vector<double>();
+            }).find("cross_entropy: a label that is no row of the logits"),
+            std::string::npos);
+}
+
 TEST(CudaCrossEntropy, LossAndGradientAreThoseOfAPlainLoop) {
   const int64_t tokens = 7, vocab = 131;
   const Tensor logits = normal({tokens, vocab}, 2, 5), labels = labels_of(tokens, vocab);

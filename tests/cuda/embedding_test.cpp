@@ -30,13 +30,34 @@ TEST(CudaEmbedding, RowsAndTheirGradientsHaveTheBitsOfTheCpu) {
       const auto body = [&](const Tensors& in) {
         const Device device = in[0].device();
         const Tensor y = Tensor::empty_like(in[1]), dweight = in[2].clone();
-        embedding_fwd(device, in[0], in[3], y);
-        embedding_bwd(device, in[1], in[3], dweight);
+        embedding_fwd(device, in[0], in[3], y, TablePart::whole(in[0]));
+        embedding_bwd(device, in[1], in[3], dweight, TablePart::whole(dweight));
         return Tensors{y, dweight};
       };
       const Tensors got = device_results(inputs, body), want = body(inputs);
       EXPECT_TRUE(same_bits(got[0], want[0])) << dtype << ' ' << tokens;
       EXPECT_TRUE(same_bits(got[1], want[1])) << dtype << ' ' << tokens;
+    }
+  }
+}
+
+TEST(CudaEmbedding, APartOfTheTableGivesZerosForOtherRowsAndTakesNoGradientOfThem) {
+  const NarrowLaunches narrow;
+  for (const DType dtype : kFloats) {
+    const int64_t tokens = 60, vocab = 11, width = 24;
+    for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 4}, {4, 7}, {2, 1}}) {
+      const TablePart part{first, vocab};
+      const Tensors inputs = {as(normal({rows, width}, 1), dtype), as(normal({tokens, width}, 2), dtype),
+                              as(normal({rows, width}, 3), stats_dtype(dtype)), ids_of(tokens, 2 * vocab, 4)};
+      const auto body = [&](const Tensors& in) {
+        const Device device = in[0].device();
+        const Tensor y = Tensor::empty_like(in[1]), dweight = in[2].clone();
+        embedding_fwd(device, in[0], in[3], y, part);
+        embedding_bwd(device, in[1], in[3], dweight, part);
+        return Tensors{y, dweight};
+      };
+      const Tensors got = device_results(inputs, body), want = body(inputs);
+      EXPECT_TRUE(same_bits(got[0], want[0]) && same_bits(got[1], want[1])) << dtype << ' ' << first;
     }
   }
 }
@@ -53,7 +74,7 @@ TEST(CudaEmbedding, GradientsAreThoseOfAPlainLoop) {
       }
     }
     const Tensor dweight = Tensor::zeros({vocab, width}, DType::f64, kCuda);
-    embedding_bwd(kCuda, dy.to(kCuda), ids.to(kCuda), dweight);
+    embedding_bwd(kCuda, dy.to(kCuda), ids.to(kCuda), dweight, TablePart::whole(dweight));
     EXPECT_TRUE(close(to_doubles(dweight), want, {1e-12, 1e-12}));
   }
 }
@@ -66,7 +87,7 @@ TEST(CudaEmbedding, AnIdOutsideOfTheTableIsReportedAndGivesNan) {
     SCOPED_TRACE(schedule);
     const Tensor y = Tensor::empty({5, 6}, DType::f32, kCuda),
                  dweight = Tensor::zeros({4, 6}, DType::f32, kCuda);
-    embedding_fwd(kCuda, weight, ids, y);
+    embedding_fwd(kCuda, weight, ids, y, TablePart::whole(weight));
     const char* message =
         "cuda:0: embedding: an id outside of the table; does the tokenizer's vocabulary fit the "
         "table? (position 2)";
@@ -74,7 +95,8 @@ TEST(CudaEmbedding, AnIdOutsideOfTheTableIsReportedAndGivesNan) {
     const auto values = to_doubles(y);
     for (size_t i = 0; i < values.size(); i++)
       EXPECT_EQ(std::isnan(values[i]), i / 6 == 2 || i / 6 == 3) << i;
-    embedding_bwd(kCuda, as(normal({5, 6}, 2), DType::f32).to(kCuda), ids, dweight);
+    embedding_bwd(kCuda, as(normal({5, 6}, 2), DType::f32).to(kCuda), ids, dweight,
+                  TablePart::whole(dweight));
     EXPECT_NE(error_of([&] { all_finite(dweight); }).find(message), std::string::npos);
     EXPECT_TRUE(all_finite(dweight));
   });

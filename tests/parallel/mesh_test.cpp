@@ -27,7 +27,8 @@ ParallelOptions with_ep(int64_t ep) {
 }
 
 TEST(ResolveLayout, FillsInDpAndEdpFromTheWorld) {
-  const LayoutFacts facts{.world_size = 8, .num_experts = 16, .global_batch = 32, .micro_batch = 2};
+  const LayoutFacts facts{
+      .world_size = 8, .model = {.num_experts = 16}, .global_batch = 32, .micro_batch = 2};
   const ParallelLayout layout = resolved(with_ep(4), facts);
   EXPECT_EQ(layout.dp, 8);
   EXPECT_EQ(layout.ep, 4);
@@ -40,8 +41,9 @@ TEST(ResolveLayout, AutoEpIsTheLargestDivisorOfExpertsAndRanks) {
   ParallelOptions options;
   options.ep.value.reset();
   auto ep = [&](int world, int64_t experts) {
-    return resolved(options,
-                    {.world_size = world, .num_experts = experts, .global_batch = 24, .micro_batch = 0})
+    return resolved(
+               options,
+               {.world_size = world, .model = {.num_experts = experts}, .global_batch = 24, .micro_batch = 0})
         .ep;
   };
   EXPECT_EQ(ep(1, 8), 1);
@@ -52,7 +54,7 @@ TEST(ResolveLayout, AutoEpIsTheLargestDivisorOfExpertsAndRanks) {
 }
 
 TEST(ResolveLayout, TheLocalDispatcherAllowsNoExpertParallelism) {
-  const LayoutFacts facts{.world_size = 2, .num_experts = 8, .global_batch = 8, .micro_batch = 0};
+  const LayoutFacts facts{.world_size = 2, .model = {.num_experts = 8}, .global_batch = 8, .micro_batch = 0};
   ParallelOptions options = with_ep(2);
   options.dispatcher.kind = "local";
   const auto found = problems(options, facts, "parallel: {ep: 2, dispatcher: local}");
@@ -65,28 +67,48 @@ TEST(ResolveLayout, TheLocalDispatcherAllowsNoExpertParallelism) {
 }
 
 TEST(ResolveLayout, BatchMustDivideByRanksWhenMicroBatchIsAuto) {
-  EXPECT_EQ(problems({}, {.world_size = 3, .num_experts = 0, .global_batch = 8, .micro_batch = 0}).size(),
+  EXPECT_EQ(problems({}, {.world_size = 3, .model = {.num_experts = 0}, .global_batch = 8, .micro_batch = 0})
+                .size(),
             1U);
 }
 
 TEST(ResolveLayout, RefusesLaterAxesByName) {
   ParallelOptions options;
-  options.tp = 2;
+  options.cp = 2;
   options.etp = 2;
-  const auto messages = problems(options, {.world_size = 2, .num_experts = 0, .global_batch = 8},
-                                 "parallel:\n  tp: 2\n  etp: 2\n");
+  const auto messages =
+      problems(options, {.world_size = 2, .global_batch = 8}, "parallel:\n  cp: 2\n  etp: 2\n");
   ASSERT_EQ(messages.size(), 2U);
-  EXPECT_EQ(messages[0], "config parallel.tp (exp.yaml:2:7): tp = 2 is not in this version; set it to 1");
+  EXPECT_EQ(messages[0], "config parallel.cp (exp.yaml:2:7): cp = 2 is not in this version; set it to 1");
   EXPECT_EQ(messages[1], "config parallel.etp (exp.yaml:3:8): etp = 2 is not in this version; set it to 1");
   options = {};
   options.cp = options.pp = 2;
   EXPECT_EQ(problems(options, {.world_size = 4}).size(), 2U);
 }
 
+TEST(ResolveLayout, TensorParallelRanksMustFitHeadsAndWidths) {
+  const auto found = [](int64_t tp, const ModelSizes& model) {
+    ParallelOptions options;
+    options.tp = tp;
+    return problems(options, {.world_size = static_cast<int>(tp), .model = model, .global_batch = 8});
+  };
+  EXPECT_TRUE(found(3, {.heads = 8, .kv_heads = 4, .narrowest_ffn = 7}).empty());  // shares may be uneven
+  EXPECT_TRUE(found(8, {.heads = 8, .kv_heads = 4, .narrowest_ffn = 8}).empty());
+  const char* heads =
+      "config parallel.tp (default): tp (6) is above the number of key/value heads (4), so it must be a "
+      "multiple "
+      "of it that divides the queries of each (2); lower tp or change model.kv_heads";
+  EXPECT_EQ(found(6, {.heads = 8, .kv_heads = 4}), std::vector<std::string>{heads});
+  EXPECT_EQ(found(16, {.heads = 8, .kv_heads = 4}).size(), 1U);  // two queries for four ranks
+  const char* width =
+      "config parallel.tp (default): tp (8) is above the smallest width of an FFN (6); lower tp";
+  EXPECT_EQ(found(8, {.heads = 8, .kv_heads = 8, .narrowest_ffn = 6}), std::vector<std::string>{width});
+}
+
 TEST(ResolveLayout, NamesTheProductThatDoesNotFitTheWorld) {
   ParallelOptions options;
   options.dp.value = 3;
-  const auto messages = problems(options, {.world_size = 4, .num_experts = 0, .global_batch = 12});
+  const auto messages = problems(options, {.world_size = 4, .model = {.num_experts = 0}, .global_batch = 12});
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_EQ(
       messages[0],
@@ -98,7 +120,7 @@ TEST(ResolveLayout, CF_03_ReportsEveryViolatedRuleAtOnce) {
   ParallelOptions options = with_ep(3);
   options.dp.value = 2;
   const auto messages =
-      problems(options, {.world_size = 4, .num_experts = 8, .global_batch = 7, .micro_batch = 2},
+      problems(options, {.world_size = 4, .model = {.num_experts = 8}, .global_batch = 7, .micro_batch = 2},
                "parallel: {dp: 2, ep: 3}\ndata: {global_batch: 7}\n");
   ASSERT_EQ(messages.size(), 4U);
   EXPECT_NE(messages[0].find("expected the world size (4)"), std::string::npos) << messages[0];
@@ -115,10 +137,10 @@ TEST(ResolveLayout, CF_03_ReportsEveryViolatedRuleAtOnce) {
 }
 
 TEST(ResolveLayout, RefusesExpertParallelismWithoutEnoughExperts) {
-  const auto none = problems(with_ep(2), {.world_size = 2, .num_experts = 0, .global_batch = 2});
+  const auto none = problems(with_ep(2), {.world_size = 2, .model = {.num_experts = 0}, .global_batch = 2});
   ASSERT_EQ(none.size(), 1U);
   EXPECT_NE(none[0].find("ep = 2 but the model has no MoE layer"), std::string::npos);
-  const auto few = problems(with_ep(4), {.world_size = 4, .num_experts = 2, .global_batch = 4});
+  const auto few = problems(with_ep(4), {.world_size = 4, .model = {.num_experts = 2}, .global_batch = 4});
   ASSERT_EQ(few.size(), 1U);
   EXPECT_NE(few[0].find("expected at most num_experts (2), got 4; lower ep or raise num_experts"),
             std::string::npos);
@@ -135,8 +157,8 @@ TEST(ResolveLayout, RefusesDegreesBelowOne) {
 
 // EMP-05: a batch that cannot be cut into one part per rank is refused at start, with the numbers.
 TEST(ResolveLayout, EMP_05_RefusesFewerSequencesThanRanks) {
-  const auto messages =
-      problems(with_ep(4), {.world_size = 4, .num_experts = 8, .global_batch = 1, .micro_batch = 1});
+  const auto messages = problems(
+      with_ep(4), {.world_size = 4, .model = {.num_experts = 8}, .global_batch = 1, .micro_batch = 1});
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_NE(messages[0].find("expected a multiple of micro_batch (1) x dp (4) = 4"), std::string::npos);
 }

@@ -23,6 +23,7 @@ ParityResult run_case(const ParityCase& c, int world_size) {
 
 ParityCase one_rank(ParityCase c) {
   c.ep = 1;
+  c.tp = 1;
   c.accumulation = 1;
   c.dispatcher = "local";
   c.empty_ranks = false;
@@ -87,6 +88,79 @@ std::vector<Table> tables() {
 INSTANTIATE_TEST_SUITE_P(All, Layouts, ::testing::ValuesIn(tables()), [](const auto& info) {
   return info.param.balance + "_capacity_" + info.param.capacity + "_" + dtype_name(info.param.dtype);
 });
+
+TEST(Parity, TensorParallelRanksGiveTheResultOfOneRank) {
+  for (const int world : {2, 4}) {
+    for (const int ep : {1, 2, 4}) {
+      for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
+        if (ep > world) continue;
+        expect_parity({.ep = ep, .tp = 2, .balance = balance, .capacity = "position", .model = "kv_heads: 2"},
+                      world);
+      }
+    }
+  }
+}
+
+// Rows, heads, vocabulary and FFN widths that the ranks do not divide; every part that is cut or summed.
+TEST(Parity, TensorParallelRanksShareUnevenModels) {
+  for (const char* model :
+       {"heads: 6, kv_heads: 3, head_size: 4, hidden_size: 18, bias: true, norm: {kind: layer_norm, "
+        "placement: "
+        "post}, position: learned, ffn: {activation: gelu, hidden: 7}",
+        "heads: 4, kv_heads: 4, tie_embeddings: false, position: alibi, ffn: {activation: geglu, hidden: 9}",
+        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 3, hidden: 8, shared_experts: 2, shared_hidden: "
+        "5, "
+        "shared_gate: true, router: {kind: top_k, score: sigmoid, num_groups: 4, top_groups: 2, aux_coeff: "
+        "0.1}}",
+        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: hash}}",
+        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: expert_choice}}"}) {
+    for (const auto& [world, tp] : {std::pair{3, 3}, {6, 3}, {2, 2}}) {
+      expect_parity({.ep = world == 6 ? 2 : 1, .tp = tp, .accumulation = 2, .model = model}, world);
+    }
+  }
+}
+
+TEST(Parity, TensorParallelRanksShareKeyValueHeads) {
+  for (const char* model :
+       {"heads: 4, kv_heads: 1, bias: true", "heads: 8, kv_heads: 2, head_size: 4, position: alibi",
+        "heads: 12, kv_heads: 2, head_size: 4, hidden_size: 16"}) {
+    expect_parity({.ep = 2, .tp = 4, .accumulation = 2, .balance = "sequence", .model = model}, 4);
+    expect_parity({.ep = 1, .tp = 2, .balance = "bias", .model = model}, 4);
+  }
+}
+
+TEST(Parity, TensorParallelRanksRecomputeCountAndRoundLikeOneRank) {
+  const char* const kModel = "heads: 4, kv_heads: 4";
+  for (const char* recompute : {"block", "[norms, activations, up_projections]"}) {
+    expect_parity({.ep = 4,
+                   .tp = 2,
+                   .accumulation = 2,
+                   .balance = "global",
+                   .capacity = "probability",
+                   .recompute = recompute,
+                   .model = kModel},
+                  4);
+  }
+  expect_parity({.ep = 2, .tp = 4, .balance = "bias", .empty_ranks = true, .model = kModel}, 8);
+  expect_parity({.ep = 8, .tp = 4, .balance = "bias", .dtype = DType::f32, .model = kModel}, 8);
+}
+
+// Partial results are rounded to bf16 before they are summed, so it is another rounding than that of one
+// rank.
+TEST(Parity, TensorParallelRanksTrainInMixedPrecisionLikeOneRank) {
+  const ParityCase one =
+      one_rank({.dtype = DType::bf16, .model = "heads: 4, kv_heads: 2, moe: {num_experts: 0}"});
+  ParityCase cut = one;
+  cut.tp = 4;
+  const ParityResult want = run_case(one, 1), got = run_case(cut, 8);
+  EXPECT_TRUE(close(got.losses, want.losses, {1e-2, 0}));
+  EXPECT_TRUE(close(got.grad_norms, want.grad_norms, {5e-2, 0}));
+  for (const auto& [name, values] : want.gradients) {
+    double largest = 0;
+    for (const double v : values) largest = std::max(largest, std::abs(v));
+    EXPECT_TRUE(close(got.gradients.at(name), values, {0, 5e-2 * largest})) << name;
+  }
+}
 
 TEST(Parity, RanksWithoutAnySequenceChangeNothing) {
   for (const int ep : {1, 2, 4}) {

@@ -18,7 +18,7 @@
 namespace shoal::testing {
 
 struct ParityCase {
-  int ep = 1;
+  int ep = 1, tp = 1;
   int64_t accumulation = 1;
   std::string dispatcher = "all_to_all";
   std::string balance = "none";  // none | sequence | global | micro_batch | z_loss | bias
@@ -32,7 +32,7 @@ struct ParityCase {
   bool pad = false;          // to the capacity
 
   std::string name(int world) const {
-    return str("world ", world, ", ep ", ep, ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
+    return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "", ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
                balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
                recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
                pad ? ", padded" : "");
@@ -143,7 +143,8 @@ inline std::vector<double> gather_like(const Tensor& local, const Parameter& p, 
 /// Collective over `world`; every rank gets the same result.
 inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
   ParallelLayout layout;
-  layout.dp = world->size();
+  layout.tp = c.tp;
+  layout.dp = world->size() / c.tp;
   layout.ep = c.ep;
   layout.edp = world->size() / c.ep;
   const Mesh mesh(world, layout);
@@ -163,8 +164,9 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   TrainEngine engine(options, mesh);
 
   ParityResult result;
-  const ShardRange mine = c.empty_ranks ? ShardRange{0, world->rank() == 0 ? kParityBatch : 0}
-                                        : shard_range(kParityBatch, {world->rank(), world->size()});
+  const AxisCoord dp = mesh.coords()[Axis::dp];
+  const ShardRange mine =
+      c.empty_ranks ? ShardRange{0, dp.index == 0 ? kParityBatch : 0} : shard_range(kParityBatch, dp);
   for (int64_t step = 0; step < kParitySteps; step++) {
     std::vector<ModelBatch> batches;
     for (int64_t a = 0; a < c.accumulation; a++) {

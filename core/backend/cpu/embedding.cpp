@@ -15,16 +15,22 @@ void check_ids(const int32_t* ids, int64_t num_ids, int64_t vocab) {
   }
 }
 
-void embedding_fwd_impl(const Tensor& weight, const Tensor& ids, const Tensor& y) {
+void embedding_fwd_impl(const Tensor& weight, const Tensor& ids, const Tensor& y, const TablePart& part) {
   const int32_t* id = ids.data<int32_t>();
-  check_ids(id, ids.numel(), weight.size(0));
+  check_ids(id, ids.numel(), part.vocab);
+  const int64_t first = part.first, num_rows = weight.size(0);
   const int64_t width = weight.size(1);
   const int64_t row_bytes = width * dtype_size(weight.dtype());
   const std::byte* from = weight.bytes();
   std::byte* to = y.bytes();
   cpu::parallel_rows(ids.numel(), width, [=](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
-      std::memcpy(to + t * row_bytes, from + id[t] * row_bytes, static_cast<size_t>(row_bytes));
+      const int64_t row = id[t] - first;
+      if (row >= 0 && row < num_rows) {
+        std::memcpy(to + t * row_bytes, from + row * row_bytes, static_cast<size_t>(row_bytes));
+      } else {
+        std::memset(to + t * row_bytes, 0, static_cast<size_t>(row_bytes));
+      }
     }
   });
 }
@@ -33,13 +39,18 @@ void embedding_fwd_impl(const Tensor& weight, const Tensor& ids, const Tensor& y
 constexpr int64_t kColumnBlock = 64;
 
 template <class Grad, class Sum>
-void add_rows(const Grad* dy, const int32_t* ids, int64_t num_ids, int64_t width, Sum* dweight) {
+void add_rows(const Grad* dy, const int32_t* ids, int64_t num_ids, const TablePart& part,
+              const Tensor& table) {
+  const int64_t width = table.size(1), num_rows = table.size(0), first_row = part.first;
+  Sum* dweight = table.data<Sum>();
   const int64_t num_blocks = (width + kColumnBlock - 1) / kColumnBlock;
   const int64_t grain = num_ids * kColumnBlock >= cpu::kBlockElements ? 1 : num_blocks;
   parallel_for(num_blocks, grain, [=](int64_t first, int64_t last) {
     const int64_t begin = first * kColumnBlock, end = std::min(width, last * kColumnBlock);
     for (int64_t t = 0; t < num_ids; t++) {
-      Sum* to = dweight + ids[t] * width;
+      const int64_t row = ids[t] - first_row;
+      if (row < 0 || row >= num_rows) continue;
+      Sum* to = dweight + row * width;
       const Grad* from = dy + t * width;
 #pragma omp simd
       for (int64_t d = begin; d < end; d++) to[d] += static_cast<Sum>(from[d]);
@@ -47,15 +58,14 @@ void add_rows(const Grad* dy, const int32_t* ids, int64_t num_ids, int64_t width
   });
 }
 
-void embedding_bwd_impl(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {
+void embedding_bwd_impl(const Tensor& dy, const Tensor& ids, const Tensor& dweight, const TablePart& part) {
   const int32_t* id = ids.data<int32_t>();
-  const int64_t num_ids = ids.numel(), width = dweight.size(1);
-  check_ids(id, num_ids, dweight.size(0));
-  if (dy.dtype() == DType::bf16) {
-    return add_rows(dy.data<BFloat16>(), id, num_ids, width, dweight.data<float>());
-  }
+  const int64_t num_ids = ids.numel();
+  check_ids(id, num_ids, part.vocab);
+  if (dy.dtype() == DType::bf16)
+    return add_rows<BFloat16, float>(dy.data<BFloat16>(), id, num_ids, part, dweight);
   dispatch_float(dy.dtype(), "embedding",
-                 [&]<class T>() { add_rows(dy.data<T>(), id, num_ids, width, dweight.data<T>()); });
+                 [&]<class T>() { add_rows<T, T>(dy.data<T>(), id, num_ids, part, dweight); });
 }
 
 const bool added[] = {

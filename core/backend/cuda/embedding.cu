@@ -14,25 +14,28 @@ struct Lookup {
   const T* weight;
   const int32_t* ids;
   T* y;
-  int64_t vocab, width;
+  int64_t first, num_rows, vocab, width;
   long long* faults;
   template <int N>
   SHOAL_DEVICE void at(int64_t row, int64_t column) const {
     const int32_t id = ids[row];
     T* to = y + row * width + column;
-    if (id >= 0 && id < vocab) return copy<N>(to, weight + id * width + column);
+    const int64_t own = id - first;
+    if (own >= 0 && own < num_rows) return copy<N>(to, weight + own * width + column);
+    if (id >= 0 && id < vocab) return store<N>(to, Pack<Compute<T>, N>{});
     store_nan<N>(to);
     if (column == 0) report_fault(faults, FaultKind::embedding_id, row);
   }
 };
 
-void embedding_fwd_impl(const Tensor& weight, const Tensor& ids, const Tensor& y) {
+void embedding_fwd_impl(const Tensor& weight, const Tensor& ids, const Tensor& y, const TablePart& part) {
   const int64_t width = weight.size(1);
   dispatch_storage(weight.dtype(), "embedding", [&]<class T>() {
     const T* from = weight.data<T>();
     T* to = y.data<T>();
     map_rows(y.device(), ids.numel(), width, all_aligned({from, to}),
-             Lookup<T>{from, ids.data<int32_t>(), to, weight.size(0), width, fault_record(y.device())});
+             Lookup<T>{from, ids.data<int32_t>(), to, part.first, weight.size(0), part.vocab, width,
+                       fault_record(y.device())});
   });
 }
 
@@ -41,7 +44,7 @@ struct BackwardArgs {
   const Grad* dy;
   const int32_t* ids;
   Sum* dweight;
-  int64_t num_ids, vocab, width;
+  int64_t num_ids, first, num_rows, vocab, width;
   long long* faults;
 };
 
@@ -68,9 +71,11 @@ __global__ void embedding_bwd_kernel(BackwardArgs<Grad, Sum> a, const int32_t* o
       if (lane == 0 && blockIdx.y == 0) report_fault(a.faults, FaultKind::embedding_id, order[p]);
       continue;
     }
+    const int64_t own = id - a.first;
+    if (own < 0 || own >= a.num_rows) continue;
     if (p > 0 && a.ids[order[p - 1]] == id) continue;
     for (int64_t d = column; d < a.width; d += stride) {
-      Sum* to = a.dweight + id * a.width + d;
+      Sum* to = a.dweight + own * a.width + d;
       auto sum = load<N>(to);
       for (int64_t q = p; q < a.num_ids; q++) {
         const int32_t t = order[q];
@@ -84,11 +89,12 @@ __global__ void embedding_bwd_kernel(BackwardArgs<Grad, Sum> a, const int32_t* o
 }
 
 template <class Grad, class Sum>
-void add_rows(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {
+void add_rows(const Tensor& dy, const Tensor& ids, const Tensor& dweight, const TablePart& part) {
   constexpr int kThreads = 256, kPack = std::min(cuda::kPack<Grad>, cuda::kPack<Sum>);
   const Device device = dy.device();
-  const BackwardArgs<Grad, Sum> a{dy.data<Grad>(), ids.data<int32_t>(), dweight.data<Sum>(), ids.numel(),
-                                  dweight.size(0), dweight.size(1),     fault_record(device)};
+  const BackwardArgs<Grad, Sum> a{dy.data<Grad>(), ids.data<int32_t>(), dweight.data<Sum>(),
+                                  ids.numel(),     part.first,          dweight.size(0),
+                                  part.vocab,      dweight.size(1),     fault_record(device)};
   const Tensor order = sorted_order(device, a.num_ids, IdKey{a.ids, a.vocab}, key_bits(a.vocab + 1));
   const auto run = [&]<int N>() {
     const int threads = std::min(kThreads, launch_limits().block_threads);
@@ -105,9 +111,9 @@ void add_rows(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {
   }
 }
 
-void embedding_bwd_impl(const Tensor& dy, const Tensor& ids, const Tensor& dweight) {
-  if (dy.dtype() == DType::bf16) return add_rows<BFloat16, float>(dy, ids, dweight);
-  dispatch_float(dy.dtype(), "embedding", [&]<class T>() { add_rows<T, T>(dy, ids, dweight); });
+void embedding_bwd_impl(const Tensor& dy, const Tensor& ids, const Tensor& dweight, const TablePart& part) {
+  if (dy.dtype() == DType::bf16) return add_rows<BFloat16, float>(dy, ids, dweight, part);
+  dispatch_float(dy.dtype(), "embedding", [&]<class T>() { add_rows<T, T>(dy, ids, dweight, part); });
 }
 
 [[maybe_unused]] const bool added[] = {

@@ -89,7 +89,7 @@ std::vector<float> gathered(const Shape& shape, int dim, int shards) {
   for (int d = dim + 1; d < shape.dims(); d++) inner *= shape[d];
   for (int rank = 0; rank < shards; rank++) {
     const Leafy module(context_for(rank, shards), shape, Init::normal(0.5),
-                       Placement{Grid::expert, {ShardedDim{dim, Axis::ep, 0}}});
+                       Placement{Grid::expert, {ShardedDim{dim, Axis::ep}}});
     const std::vector<float> local = module.weight->value.to_vector<float>();
     const Box& box = module.weight->box;
     const int64_t block = box.extent[dim] * inner;

@@ -154,5 +154,59 @@ TEST(CrossEntropy, ErrorNamesTheTokenTheLabelAndTheVocabulary) {
             std::string::npos);
 }
 
+/// Columns [first, first + width) of a matrix.
+Tensor columns_of(const Tensor& x, int64_t first, int64_t width) {
+  std::vector<double> values;
+  const std::vector<double> all = to_doubles(x);
+  for (int64_t r = 0; r < x.size(0); r++) {
+    const auto row = all.begin() + r * x.size(1) + first;
+    values.insert(values.end(), row, row + width);
+  }
+  return Tensor::from(values, {x.size(0), width});
+}
+
+TEST(CrossEntropy, PartsOfTheVocabularyGiveTheLossAndGradientOfAllOfIt) {
+  const int64_t vocab = 11, tokens = 5;
+  const Tensor logits = random_tensor({tokens, vocab}, DType::f64, 3, 4);
+  const Tensor labels = labels_tensor({10, 0, -1, 6, 3});
+  const Tensor whole = logits.clone(), want = Tensor::zeros({}, DType::f64);
+  cross_entropy_fwd(Device{}, {whole, labels, 0.5, true, want});
+  const std::vector<int64_t> starts = {0, 6, 10, 11};
+  const Tensor stats = Tensor::empty({3, 3, tokens}, DType::f64);
+  for (size_t p = 0; p < 3; p++) {
+    const auto at = static_cast<int64_t>(p);
+    vocab_stats_fwd(Device{}, columns_of(logits, starts[p], starts[p + 1] - starts[p]), labels,
+                    {starts[p], vocab}, stats.rows(at, at + 1));
+  }
+  for (size_t p = 0; p < 3; p++) {
+    const int64_t width = starts[p + 1] - starts[p];
+    const Tensor part = columns_of(logits, starts[p], width), total = Tensor::zeros({}, DType::f64);
+    vocab_cross_entropy_fwd(Device{}, {part, labels, 0.5, true, total}, {starts[p], vocab}, stats);
+    EXPECT_NEAR(total.item(), want.item(), 1e-12);
+    EXPECT_TRUE(close(part, columns_of(whole, starts[p], width), {1e-12, 1e-13}));
+  }
+  EXPECT_NE(
+      error_of([&] {
+        vocab_stats_fwd(Device{}, logits, labels_tensor({11, 0, 0, 0, 0}), {0, vocab}, stats.rows(0, 1));
+      }).find("expected labels in [0, 11) or -1 (ignored), got 11 at token 0"),
+      std::string::npos);
+}
+
+TEST(CrossEntropy, APartWithoutProbabilityAndHugeLogitsAreExact) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const Tensor labels = labels_tensor({1});
+  const Tensor parts[] = {Tensor::from(std::vector<double>{1e300, 1e300}, {1, 2}),
+                          Tensor::from(std::vector<double>{-inf, -inf}, {1, 2})};
+  const Tensor stats = Tensor::empty({2, 3, 1}, DType::f64), total = Tensor::zeros({}, DType::f64);
+  for (int64_t p = 0; p < 2; p++)
+    vocab_stats_fwd(Device{}, parts[p], labels, {2 * p, 4}, stats.rows(p, p + 1));
+  for (int64_t p = 0; p < 2; p++) {
+    vocab_cross_entropy_fwd(Device{}, {parts[p], labels, 1, true, total}, {2 * p, 4}, stats);
+  }
+  EXPECT_NEAR(total.item(), 2 * std::log(2.0), 1e-12);
+  EXPECT_EQ(to_doubles(parts[0]), (std::vector<double>{0.5, -0.5}));
+  EXPECT_EQ(to_doubles(parts[1]), (std::vector<double>{0, 0}));
+}
+
 }  // namespace
 }  // namespace shoal

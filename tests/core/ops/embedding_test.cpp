@@ -49,7 +49,7 @@ TEST(Embedding, GradientIsSummedInTokenOrderForAnyNumberOfThreads) {
   }
   expect_same_for_any_team([&] {
     const Tensor dweight = Tensor::zeros({9, 200}, DType::f32);
-    embedding_bwd(Device{}, dy, ids_tensor(ids), dweight);
+    embedding_bwd(Device{}, dy, ids_tensor(ids), dweight, TablePart::whole(dweight));
     EXPECT_EQ(dweight.to_vector<float>(), want);
     return std::vector{dweight};
   });
@@ -58,8 +58,24 @@ TEST(Embedding, GradientIsSummedInTokenOrderForAnyNumberOfThreads) {
 TEST(Embedding, Bf16GradientAddsIntoAnF32Table) {
   const Tensor dweight = Tensor::zeros({2, 2}, DType::f32);
   const Tensor dy = cast(Tensor::from(std::vector<float>{1, 2, 3, 4}, {2, 2}), DType::bf16);
-  embedding_bwd(Device{}, dy, ids_tensor({1, 1}), dweight);
+  embedding_bwd(Device{}, dy, ids_tensor({1, 1}), dweight, TablePart::whole(dweight));
   EXPECT_EQ(dweight.to_vector<float>(), (std::vector<float>{0, 0, 4, 6}));
+}
+
+TEST(Embedding, APartOfTheTableGivesZerosForOtherIdsAndNoGradientOfThem) {
+  const Tensor table = random_tensor({2, 3}, DType::f64, 1);
+  const std::vector<int32_t> ids = {4, 2, 3, 0, 3};
+  const TablePart part{2, 5};  // rows 2 and 3 of five
+  const Tensor y = embedding(table, ids_tensor(ids), part);
+  const std::vector<double> rows = testing::to_doubles(table), got = testing::to_doubles(y);
+  for (size_t t = 0; t < ids.size(); t++) {
+    for (size_t d = 0; d < 3; d++) {
+      const bool here = ids[t] == 2 || ids[t] == 3;
+      EXPECT_EQ(got[t * 3 + d], here ? rows[static_cast<size_t>(ids[t] - 2) * 3 + d] : 0.0);
+    }
+  }
+  EXPECT_TRUE(
+      gradcheck([&](auto& in) { return std::vector{embedding(in[0], ids_tensor(ids), part)}; }, {table}));
 }
 
 TEST(Embedding, ErrorNamesTheIdItsPositionAndTheTableSize) {

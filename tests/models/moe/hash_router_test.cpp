@@ -24,7 +24,8 @@ Routing route_tokens(const std::vector<int32_t>& tokens, int64_t experts, int64_
   const auto world = make_single_communicator();
   const ForwardContext train;
   const Tensor x = Tensor::zeros({std::ssize(tokens), 4}, DType::f32);
-  return router->route({x, batch, train, *world, {}});
+  const TokenSplit split(*world);
+  return router->route({x, batch, train, *world, {}, split});
 }
 
 TEST(HashRouter, EqualTokensGoToEqualDistinctExpertsWithEqualWeights) {

@@ -1,0 +1,33 @@
+#include "parallel/token_split.h"
+
+#include "core/ops/rows.h"
+#include "parallel/collective_ops.h"
+
+namespace shoal {
+
+std::vector<int64_t> TokenSplit::offsets(int64_t num_tokens) const {
+  std::vector<int64_t> all;
+  for (int r = 0; r < group_.size(); r++) all.push_back(shard_range(num_tokens, {r, group_.size()}).begin);
+  all.push_back(num_tokens);
+  return all;
+}
+
+Tensor TokenSplit::gather(const Tensor& own_rows, int64_t num_tokens) const {
+  return is_split() ? gather_sharded(own_rows, group_, offsets(num_tokens)) : own_rows;
+}
+
+Tensor TokenSplit::gather_replicated(const Tensor& own_rows, int64_t num_tokens) const {
+  return is_split() ? shoal::gather_replicated(own_rows, group_, offsets(num_tokens)) : own_rows;
+}
+
+Tensor TokenSplit::scatter(const Tensor& partial) const {
+  return is_split() ? reduce_scatter(partial, group_, offsets(partial.size(0))) : partial;
+}
+
+Tensor TokenSplit::own_rows(const Tensor& all_rows) const {
+  if (!is_split()) return all_rows;
+  const ShardRange mine = own(all_rows.size(0));
+  return take_rows(all_rows, mine.begin, mine.end);
+}
+
+}  // namespace shoal
