@@ -191,7 +191,8 @@ int64_t MoeLayer::rows_each(const Routing& routing, const ModelBatch& batch,
 
 MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each) {
   const int64_t num_tokens = routing.expert_ids_TK.size(0);
-  const Tensor ids_TK = split_.own_rows(routing.expert_ids_TK), weights_TK = split_.own_rows(routing.weights_TK);
+  const Tensor ids_TK = split_.own_rows(routing.expert_ids_TK),
+               weights_TK = split_.own_rows(routing.weights_TK);
   const auto shared = [&] { return shared_ ? shared_forward(x_TD, num_tokens) : Tensor{}; };
   if (const auto parts = dispatcher_->dispatch_parts(x_TD, ids_TK, rows_each)) {
     Tensor shared_TD = shared();

@@ -142,6 +142,16 @@ TEST(Parity, TensorParallelRanksRecomputeCountAndRoundLikeOneRank) {
                   4);
   }
   expect_parity({.ep = 2, .tp = 4, .balance = "bias", .empty_ranks = true, .model = kModel}, 8);
+  for (const bool pad : {false, true}) {
+    expect_parity({.ep = 4,
+                   .tp = 4,
+                   .balance = "bias",
+                   .capacity = "position",
+                   .model = kModel,
+                   .chunks = 2,
+                   .pad = pad},
+                  4);
+  }
   expect_parity({.ep = 8, .tp = 4, .balance = "bias", .dtype = DType::f32, .model = kModel}, 8);
 }
 

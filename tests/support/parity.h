@@ -32,10 +32,10 @@ struct ParityCase {
   bool pad = false;          // to the capacity
 
   std::string name(int world) const {
-    return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "", ", accumulation ", accumulation, ", ", dispatcher, ", balance ",
-               balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
-               recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
-               pad ? ", padded" : "");
+    return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "", ", accumulation ", accumulation,
+               ", ", dispatcher, ", balance ", balance, ", capacity ", capacity,
+               empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
+               ", chunks ", chunks, pad ? ", padded" : "");
   }
 };
 
