@@ -89,7 +89,8 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
                 count(f.params_embedding).c_str());
   out += "data       " + data_line(config, data) + "\n";
   out += "batch      " + batch_line(config, engine) + "\n";
-  out += format("layout     dp %d, ep %d, edp %d: %s of %s\n", l.dp, l.ep, l.edp,
+  const std::string tensor = l.tp > 1 ? str("tp ", l.tp, ", ") : "";
+  out += format("layout     %sdp %d, ep %d, edp %d: %s of %s\n", tensor.c_str(), l.dp, l.ep, l.edp,
                 plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
   out += format("precision  %s\n", config.run.precision.c_str());
   const MemoryEstimate memory = estimate_memory(config, l, data.vocab_size);

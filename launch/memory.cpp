@@ -98,8 +98,10 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const ModelFacts facts = config.model_options().facts(vocab_size, config.data.seq_len);
   const auto element = static_cast<double>(dtype_size(config.run.dtype()));
   const auto experts = static_cast<double>(facts.params_expert);
-  const double params =
-      static_cast<double>(facts.params_total) - experts + experts / static_cast<double>(layout.ep);
+  // Tensor parallel ranks cut all dense matrices; activations are not known to be cut, so they are an upper
+  // bound.
+  const double params = (static_cast<double>(facts.params_total) - experts) / static_cast<double>(layout.tp) +
+                        experts / static_cast<double>(layout.ep);
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   PassShape pass;
   pass.vocab_size = vocab_size;

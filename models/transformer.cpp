@@ -35,8 +35,8 @@ Block::Block(const TransformerOptions& options, int64_t layer, PositionEncoding&
                          options.num_moe_layers(),
                          options.recomputed(),
                          options.moe.fp8()};
-    moe_ =
-        std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, split, context, build.child("moe"));
+    moe_ = std::make_unique<MoeLayer>(options.moe, shape, options.ffn.activation, split, context,
+                                      build.child("moe"));
     add_module(*moe_);
   } else {
     const FfnShape shape{options.hidden_size, options.ffn_hidden(),      options.bias,

@@ -42,7 +42,7 @@ struct ModelSizes {
 /// What the layout must fit.
 struct LayoutFacts {
   int world_size = 1;
-  ModelSizes model;
+  ModelSizes model{};
   int64_t global_batch = 1;  // sequences per optimizer step
   int64_t micro_batch = 1;   // sequences per rank and forward pass; 0: auto
 };

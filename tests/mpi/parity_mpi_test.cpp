@@ -9,6 +9,7 @@ namespace {
 const ParityResult& one_rank_result(ParityCase c) {
   static std::map<std::string, ParityResult> results;
   c.ep = 1;
+  c.tp = 1;
   c.accumulation = 1;
   c.dispatcher = "local";
   c.empty_ranks = false;
@@ -76,6 +77,17 @@ std::vector<Table> tables() {
 INSTANTIATE_TEST_SUITE_P(Mpi, LayoutsOverMpi, ::testing::ValuesIn(tables()), [](const auto& info) {
   return info.param.balance + "_capacity_" + info.param.capacity + "_" + dtype_name(info.param.dtype);
 });
+
+TEST(ParityMpi, TensorParallelRanksGiveTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  for (const char* model : {"heads: 4, kv_heads: 4", "heads: 12, kv_heads: 1, head_size: 4, bias: true"}) {
+    for (const int ep : expert_sizes()) {
+      expect_parity({.ep = ep, .tp = world, .balance = "sequence", .capacity = "position", .model = model});
+      if (world % 2 == 0)
+        expect_parity({.ep = ep, .tp = 2, .accumulation = 2, .balance = "bias", .model = model});
+    }
+  }
+}
 
 TEST(ParityMpi, RanksWithoutAnySequenceChangeNothing) {
   for (const int ep : expert_sizes()) {

@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(All, Layouts, ::testing::ValuesIn(tables()), [](const a
   return info.param.balance + "_capacity_" + info.param.capacity + "_" + dtype_name(info.param.dtype);
 });
 
-TEST(Parity, TensorParallelRanksGiveTheResultOfOneRank) {
+TEST(Parity, GS_09_TP_05_TensorParallelRanksGiveTheResultOfOneRank) {
   for (const int world : {2, 4}) {
     for (const int ep : {1, 2, 4}) {
       for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
@@ -102,7 +102,7 @@ TEST(Parity, TensorParallelRanksGiveTheResultOfOneRank) {
 }
 
 // Rows, heads, vocabulary and FFN widths that the ranks do not divide; every part that is cut or summed.
-TEST(Parity, TensorParallelRanksShareUnevenModels) {
+TEST(Parity, TP_03_TensorParallelRanksShareUnevenModels) {
   for (const char* model :
        {"heads: 6, kv_heads: 3, head_size: 4, hidden_size: 18, bias: true, norm: {kind: layer_norm, "
         "placement: "
@@ -170,6 +170,36 @@ TEST(Parity, TensorParallelRanksTrainInMixedPrecisionLikeOneRank) {
     for (const double v : values) largest = std::max(largest, std::abs(v));
     EXPECT_TRUE(close(got.gradients.at(name), values, {0, 5e-2 * largest})) << name;
   }
+}
+
+TEST(Parity, TensorParallelRanksDecodeAndEvaluateLikeOneRank) {
+  const ParityCase c{.model = "heads: 4, kv_heads: 2"};
+  const auto results = [&](int ranks) {
+    std::vector<double> all;
+    run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      ParallelLayout layout;
+      layout.tp = ranks;
+      layout.edp = ranks;
+      const Mesh mesh(world, layout);
+      TrainEngine engine(parity_engine(c), mesh);
+      std::vector<double> mine;
+      const auto keep = [&](const std::vector<double>& values) {
+        mine.insert(mine.end(), values.begin(), values.end());
+      };
+      DecodeState state = engine.model().make_decode_state(2, 5);
+      const Tensor prompt = Tensor::from(std::vector<int32_t>{3, 1, 4, 15, 9, 2}, {6}),
+                   next = Tensor::from(std::vector<int32_t>{30, 0}, {2});
+      keep(to_doubles(engine.model().next_logits(prompt, state)));
+      keep(to_doubles(engine.model().next_logits(next, state)));
+      const std::vector<ModelBatch> batches = {parity_batch(0, 0, 3)};
+      const TrainEngine::LossSum sum = engine.evaluate(batches);
+      keep({sum.loss, static_cast<double>(sum.labels)});
+      if (world->rank() == ranks - 1) all = mine;
+    });
+    return all;
+  };
+  const std::vector<double> want = results(1);
+  for (const int ranks : {2, 4}) EXPECT_TRUE(close(results(ranks), want, {1e-11, 1e-11})) << ranks;
 }
 
 TEST(Parity, RanksWithoutAnySequenceChangeNothing) {

@@ -140,14 +140,7 @@ inline std::vector<double> gather_like(const Tensor& local, const Parameter& p, 
   return gather_global(local, p.box, p.global_shape, world);
 }
 
-/// Collective over `world`; every rank gets the same result.
-inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
-  ParallelLayout layout;
-  layout.tp = c.tp;
-  layout.dp = world->size() / c.tp;
-  layout.ep = c.ep;
-  layout.edp = world->size() / c.ep;
-  const Mesh mesh(world, layout);
+inline EngineOptions parity_engine(const ParityCase& c) {
   EngineOptions options;
   options.model = parity_model(c);
   // A large eps: where a gradient is zero up to rounding (key biases), Adam would blow the rounding up.
@@ -161,7 +154,18 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   options.bf16 = c.dtype == DType::bf16;
   options.dtype = options.bf16 ? DType::f32 : c.dtype;
   options.device = c.device;
-  TrainEngine engine(options, mesh);
+  return options;
+}
+
+/// Collective over `world`; every rank gets the same result.
+inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
+  ParallelLayout layout;
+  layout.tp = c.tp;
+  layout.dp = world->size() / c.tp;
+  layout.ep = c.ep;
+  layout.edp = world->size() / c.ep;
+  const Mesh mesh(world, layout);
+  TrainEngine engine(parity_engine(c), mesh);
 
   ParityResult result;
   const AxisCoord dp = mesh.coords()[Axis::dp];
