@@ -13,7 +13,7 @@ TEST(CudaRows, ColumnsHaveTheBitsOfTheCpuAndOthersAreLeftAlone) {
   };
   for (const Case& c : {Case{0, 8, 8, 0, 0, 8},
                         {5, 7, 9, 2, 3, 4},
-                        {4, 264, 520, 8, 256, 257},
+                        {4, 272, 520, 8, 256, 257},
                         {3, 16, 24, 8, 16, 8},
                         {3, 16, 24, 4, 1, 0}}) {
     for (const DType dtype : kFloats) {
