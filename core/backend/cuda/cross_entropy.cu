@@ -13,7 +13,7 @@ namespace {
 
 #include "core/backend/functors/vector_math.inc"
 
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 1024, kMostVocabThreads = 512;  // double logarithms take registers
 
 template <class T>
 struct Args {
@@ -181,7 +181,7 @@ void vocab_stats_fwd_impl(const Tensor& logits_TV, const Tensor& labels_T, const
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostVocabThreads)
     vocab_cross_entropy_kernel(T* logits, VocabArgs a, double scale, bool want_grad) {
   using C = Compute<T>;
   const int64_t start = int64_t{threadIdx.x} * N, step = int64_t{blockDim.x} * N;
@@ -220,7 +220,7 @@ void vocab_cross_entropy_fwd_impl(const CrossEntropy& args, const TablePart& par
   dispatch_storage(args.logits_TV.dtype(), "cross_entropy", [&]<class T>() {
     T* logits = args.logits_TV.data<T>();
     const LaunchShape shape =
-        launch_shape(device, a.num_tokens, threads_for(a.width / kPack<T>, kMostThreads));
+        launch_shape(device, a.num_tokens, threads_for(a.width / kPack<T>, kMostVocabThreads));
     if (all_aligned({logits}) && a.width % kPack<T> == 0) {
       SHOAL_LAUNCH((vocab_cross_entropy_kernel<T, kPack<T>>), shape, logits, a, args.scale, args.want_grad);
     } else {
