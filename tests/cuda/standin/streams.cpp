@@ -182,7 +182,8 @@ bool try_first(CUstream_st& stream, Walk& walk) {
   s.lock.notify_all();
   if (outcome.thrown) std::rethrow_exception(outcome.thrown);
   if (moved) return true;
-  const std::vector<Need> needs = work->needs;  // which another thread may end and delete
+  std::vector<Need> needs(work->needs.size());  // a copy: another thread may end the work and delete it
+  emulator::copy_unseen(needs.data(), work->needs.data(), needs.size() * sizeof(Need));
   return std::any_of(needs.begin(), needs.end(),
                      [&](const Need& need) { return step(known(need.stream), need.number + 1, walk); });
 }
