@@ -1,7 +1,6 @@
 // What the parts of the stand-in share: streams, events and their work. Nothing here is for tests.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,17 +25,20 @@ struct Work {
   std::shared_ptr<Mark> wait_for, record;
   std::unique_ptr<char> order;  // for TSan: released by the host, acquired by the stream
   bool begun = false;
+  Work* next = nullptr;     // in the stream
   std::vector<Need> needs;  // of the latest attempt
 };
 
 }  // namespace shoal::standin
 
 struct CUstream_st {
-  std::deque<shoal::standin::Work*> queue;  // owned; deleted by the stream
-  uint64_t done = 0, enqueued = 0;          // numbers of work: [done, enqueued) is in the queue or running
-  int64_t runner = 0;                       // the thread that does its first work; 0: none
-  int64_t owner = 0;                        // the thread that created it
-  int index = 0;                            // of the owner's streams
+  // Owned; deleted by the stream. Linked by themselves, since TSan would see threads share the nodes of a
+  // container.
+  shoal::standin::Work *first = nullptr, *last = nullptr;
+  uint64_t done = 0, enqueued = 0;  // numbers of work: [done, enqueued) is in the queue or running
+  int64_t runner = 0;               // the thread that does its first work; 0: none
+  int64_t owner = 0;                // the thread that created it
+  int index = 0;                    // of the owner's streams
   bool destroyed = false;
   char order = 0;  // for TSan: released by each work, acquired by who waits for the stream
   shoal::emulator::Fiber fiber;

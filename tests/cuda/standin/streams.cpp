@@ -133,7 +133,7 @@ struct Outcome {
 };
 
 /// Does a piece of work, or tries to, unlocked. The work is a matter of the stream from the moment it is put
-/// there, its end included: nothing of it lies on the host's stack.
+/// there: nothing of it lies on the host's stack.
 Outcome perform(CUstream_st& stream, Work* work) {
   Outcome outcome;
   on_stream(stream, [&stream, &outcome, work] {
@@ -147,7 +147,6 @@ Outcome perform(CUstream_st& stream, Work* work) {
     }
     if (!outcome.ended) return;
     if (work->record) release(&work->record->order);
-    delete work;
     release(&stream.order);
   });
   if (outcome.thrown) acquire(&stream.order);
@@ -166,18 +165,22 @@ bool step(CUstream_st& stream, uint64_t end, Walk& walk);
 /// Locked. Does the first work of `stream`, which waits for no event; false when it did not get further.
 bool try_first(CUstream_st& stream, Walk& walk) {
   State& s = state();
-  Work* work = stream.queue.front();
+  Work* work = stream.first;
   const bool begins = !std::exchange(work->begun, true);
   stream.runner = this_thread().id;
   s.lock.unlock();
   const Outcome outcome = perform(stream, work);
   s.lock.lock();
-  stream.runner = 0;
   const bool moved = outcome.ended || begins;
   if (outcome.ended) {
-    stream.queue.pop_front();
+    stream.first = work->next;
+    if (stream.first == nullptr) stream.last = nullptr;
+    s.lock.unlock();
+    on_stream(stream, [work] { delete work; });
+    s.lock.lock();
     stream.done++;
   }
+  stream.runner = 0;
   if (moved) s.changes++;
   s.lock.notify_all();
   if (outcome.thrown) std::rethrow_exception(outcome.thrown);
@@ -192,13 +195,13 @@ bool try_first(CUstream_st& stream, Walk& walk) {
 /// work that it waits for; false when nothing of it can be done now. Never waits.
 bool step(CUstream_st& stream, uint64_t end, Walk& walk) {
   if (stream.done >= end) return false;
-  SHOAL_CHECK(stream.runner != this_thread().id, "stand-in of CUDA: '", stream.queue.front()->name,
+  SHOAL_CHECK(stream.runner != this_thread().id, "stand-in of CUDA: '", stream.first->name,
               "' waits for work of its own stream");
   if (stream.runner != 0) walk.busy = true;
   if (std::find(walk.path.begin(), walk.path.end(), &stream) != walk.path.end()) walk.circular = true;
   if (walk.busy || walk.circular) return false;
   walk.path.push_back(&stream);
-  const Mark* mark = stream.queue.front()->wait_for.get();
+  const Mark* mark = stream.first->wait_for.get();
   const bool waits = mark != nullptr && mark->stream->done <= mark->number;
   const bool moved = waits ? step(*mark->stream, mark->number + 1, walk) : try_first(stream, walk);
   walk.path.pop_back();
@@ -210,7 +213,7 @@ void check_circle(const Walk& walk, const CUstream_st& stream) {
   if (!walk.circular) return;
   uint64_t& found_at = this_thread().circle_at;
   SHOAL_CHECK(std::exchange(found_at, state().changes) != state().changes, "stand-in of CUDA: '",
-              stream.queue.empty() ? "?" : stream.queue.front()->name, "' waits for work that waits for it");
+              stream.first == nullptr ? "?" : stream.first->name, "' waits for work that waits for it");
 }
 
 /// Locked. Does what can be done of the work of `stream` before number `end`.
@@ -305,7 +308,8 @@ uint64_t push(CUstream_st* stream, Work work) {
   if (kept->record) *kept->record = {&to, to.enqueued, 0};
   make_stack(to);
   release(kept->order.get());
-  to.queue.push_back(kept);
+  (to.first == nullptr ? to.first : to.last->next) = kept;
+  to.last = kept;
   const uint64_t number = to.enqueued++;
   state().changes++;
   this_thread().counts.enqueued++;
