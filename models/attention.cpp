@@ -76,10 +76,9 @@ Tensor AttentionLayer::attend(const Tensor& qkv, const AttentionSpec& spec) {
 
 Tensor AttentionLayer::output(const Tensor& y) const {
   const ProfileSection section("attention projections");
-  // The partial results are summed, so one rank adds the bias.
-  const Tensor bias = out_bias_ && split_.coord().index == 0 ? out_bias_->value : Tensor{};
+  const Tensor bias = out_bias_ ? out_bias_->value : Tensor{};
   const int64_t D = shape_.hidden_size;
-  return split_.scatter(linear(y, out_->value.view({D, out_->value.numel() / D}), bias));
+  return split_.linear_scatter(y, out_->value.view({D, out_->value.numel() / D}), bias);
 }
 
 Tensor AttentionLayer::forward(const Tensor& x_TD, const ModelBatch& batch) {

@@ -68,14 +68,13 @@ Tensor Ffn::forward(const Tensor& x_TD, int64_t num_tokens) const {
   const ProfileSection section("ffn");
   const int64_t D = shape_.hidden_size, up = w1_->value.numel() / D;
   const Tensor b1 = b1_ ? b1_->value.view({up}) : Tensor{};
-  // The partial results are summed, so one rank adds the bias.
-  const Tensor b2 = b2_ && split_.coord().index == 0 ? b2_->value : Tensor{};
+  const Tensor b2 = b2_ ? b2_->value : Tensor{};
   const auto project_up = [w1 = w1_->value.view({up, D}), b1](const Tensor& x) { return linear(x, w1, b1); };
   const auto activate = [this](const Tensor& h) { return activation_->forward(h); };
   const Tensor a = apply_again(
       shape_.recompute.activations,
       apply_again(shape_.recompute.up_projections, split_.gather(x_TD, num_tokens), project_up), activate);
-  return split_.scatter(linear(a, w2_->value, b2));
+  return split_.linear_scatter(a, w2_->value, b2);
 }
 
 }  // namespace shoal

@@ -1,5 +1,6 @@
 #include "parallel/token_split.h"
 
+#include "core/ops/linear.h"
 #include "core/ops/rows.h"
 #include "parallel/collective_ops.h"
 
@@ -22,6 +23,14 @@ Tensor TokenSplit::gather_replicated(const Tensor& own_rows, int64_t num_tokens)
 
 Tensor TokenSplit::scatter(const Tensor& partial) const {
   return is_split() ? reduce_scatter(partial, group_, offsets(partial.size(0))) : partial;
+}
+
+Tensor TokenSplit::linear_scatter(const Tensor& x, const Tensor& weight, const Tensor& bias) const {
+  if (!is_split()) return linear(x, weight, bias);
+  // After the sum, on own rows: every rank uses the bias at the same place of its tape, so that all reduce
+  // its gradient in the same order.
+  const Tensor rows = scatter(linear(x, weight));
+  return bias.defined() ? add_row_bias(rows, bias) : rows;
 }
 
 Tensor TokenSplit::own_rows(const Tensor& all_rows) const {

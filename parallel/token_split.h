@@ -31,6 +31,8 @@ class TokenSplit {
   Tensor gather_replicated(const Tensor& own_rows, int64_t num_tokens) const;
   /// This rank's rows of the sum over ranks.
   Tensor scatter(const Tensor& partial) const;
+  /// This rank's rows of x W^T summed over ranks, plus a bias (or undefined).
+  Tensor linear_scatter(const Tensor& x, const Tensor& weight, const Tensor& bias) const;
   /// This rank's rows of something that all ranks have; the others take no gradient.
   Tensor own_rows(const Tensor& all_rows) const;
 

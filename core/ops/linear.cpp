@@ -63,6 +63,30 @@ struct Linear final : Function {
   }
 };
 
+struct AddRowBias final : Function {
+  Shape bias_shape;
+  const char* name() const override { return "add_row_bias"; }
+
+  Tensor forward(const Tensor& x, const Tensor& bias) {
+    const int64_t num_rows = x.num_rows();
+    bias_shape = bias.shape();
+    const Tensor y = x.detach().clone();
+    add_bias(y.device(), y, bias, {&num_rows, 1});
+    return y;
+  }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dy) override {
+    Tensor dbias;
+    if (needs_grad(1)) {
+      const int64_t num_rows = dy[0].num_rows();
+      const GradTarget to = grad_target(1, bias_shape, stats_dtype(dy[0].dtype()), dy[0].device());
+      if (!to.accumulate) to.grad.set_zero();
+      bias_bwd(dy[0].device(), dy[0], to.grad, {&num_rows, 1});
+      dbias = to.delivered();
+    }
+    return {dy[0], dbias};
+  }
+};
+
 struct GroupedLinear final : Function {
   std::vector<int64_t> rows;
   Saved x;
@@ -126,6 +150,12 @@ Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N)
               "linear: expected bias [N] for weight ", weight_NK.shape(), ", got ", bias_N.shape());
   if (x_TK.dtype() == DType::bf16) return bf16_rows(x_TK, weight_NK, bias_N, DType::bf16);
   return apply(Linear{}, x_TK, weight_NK, bias_N);
+}
+
+Tensor add_row_bias(const Tensor& x_TN, const Tensor& bias_N) {
+  SHOAL_CHECK(bias_N.dims() == 1 && bias_N.size(0) == x_TN.size(-1), "add_row_bias: expected bias [N] for x ",
+              x_TN.shape(), ", got ", bias_N.shape());
+  return apply(AddRowBias{}, x_TN, bias_N);
 }
 
 Tensor linear_f32(const Tensor& x_TK, const Tensor& weight_NK) {

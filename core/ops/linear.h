@@ -16,6 +16,8 @@ namespace shoal {
 /// linear_f32.
 Tensor linear(const Tensor& x_TK, const Tensor& weight_NK, const Tensor& bias_N = {});
 Tensor linear_f32(const Tensor& x_TK, const Tensor& weight_NK);
+/// x_TN + bias_N, for results of linear that were summed over ranks. x: f32, f64 or bf16.
+Tensor add_row_bias(const Tensor& x_TN, const Tensor& bias_N);
 
 /// Rows of x are sorted by group; group g has rows_per_group[g] >= 0 consecutive rows, summing to R.
 /// y_RN: rows of group g times weight_GNK[g]^T (+ bias_GN[g]). Empty groups are allowed and get zero

@@ -53,7 +53,8 @@ TEST(CudaMemory, OfADeviceIsSharedByTheRanksThatHaveIt) {
   info.local_size = 4;
   info.local_rank = 3;
   EXPECT_EQ(available_to_rank(kCuda, info, 8), all / 4) << "one device";
-  EXPECT_EQ(available_to_rank(kCpu, info, 8), available_memory() / 4);
+  const double of_host = available_memory() / 4;  // which others use meanwhile
+  EXPECT_NEAR(available_to_rank(kCpu, info, 8), of_host, of_host / 4);
 }
 
 TEST(CudaMemory, KeptMemoryCountsAsAvailable) {

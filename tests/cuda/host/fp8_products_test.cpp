@@ -6,6 +6,7 @@
 
 #include "core/autograd/tape.h"
 #include "core/backend/cuda/cublas.h"
+#include "core/base/log.h"
 #include "core/ops/fp8_linear.h"
 #include "tests/cuda/standin/cublaslt.h"
 #include "tests/cuda/standin/streams.h"
@@ -131,6 +132,7 @@ TEST(CudaFp8Products, WhereTheCardHasNoneTheSameNumbersAreMultipliedInBf16) {
     bool tensor, block;  // whether it has such products
   };
   static bool said = false;
+  log::set_quiet(false);
   ::testing::internal::CaptureStderr();
   for (const Card& card : {Card{80, c, false, false},
                            {89, c, true, false},

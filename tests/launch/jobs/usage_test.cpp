@@ -54,7 +54,7 @@ TEST(Usage, BenchRefusesWhatItCannotMeasureBeforeItMeasures) {
 
 TEST(Usage, ALayoutThatNoNumberOfRanksCanHaveIsRefusedWithoutOne) {
   const ShoalFolder folder;
-  expect_refused(folder.shoal({"config", "tiny.yaml", "parallel.tp=2"}), {"parallel.tp"});
+  expect_refused(folder.shoal({"config", "tiny.yaml", "parallel.cp=2"}), {"parallel.cp"});
   EXPECT_EQ(folder.shoal({"config", "tiny.yaml"}).code, 0);
 }
 
