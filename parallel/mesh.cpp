@@ -207,17 +207,21 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
 }
 
 Communicator& Mesh::replicas(const Placement& placement) const {
-  std::string key = placement.grid == Grid::dense ? "replicas" : "expert replicas";
+  Cut cut{};  // no text: this is asked for every parameter of every step
+  cut[0] = static_cast<int>(placement.grid);
   int part = 0, num_parts = 1;
-  for (const ShardedDim& sharded : placement.sharded) {
+  for (size_t i = 0; i < placement.sharded.size(); i++) {
+    const ShardedDim& sharded = placement.sharded[i];
     if (sharded.dim < 0) continue;
     const AxisCoord coord = part_of(sharded, coords_);
     if (coord.size == 1) continue;
-    key += str(", ", coord.size, " parts over ", axis_name(sharded.axis), sharded.within ? " within" : "");
+    cut[1 + 3 * i] = static_cast<int>(sharded.axis);
+    cut[2 + 3 * i] = coord.size;
+    cut[3 + 3 * i] = sharded.within ? 1 : 0;
     part = part * coord.size + coord.index;
     num_parts *= coord.size;
   }
-  std::shared_ptr<Communicator>& group = replicas_[key];
+  std::shared_ptr<Communicator>& group = replicas_[cut];
   if (group) return *group;
   if (num_parts == 1) return *(group = stage_);
   // Groups along one axis exist already.
@@ -225,12 +229,12 @@ Communicator& Mesh::replicas(const Placement& placement) const {
   const int64_t rest = stage_->size() / num_parts;
   for (const Axis axis :
        dense ? std::array{Axis::tp, Axis::cp, Axis::dp} : std::array{Axis::etp, Axis::ep, Axis::edp}) {
-    const bool cut = std::any_of(
+    const bool is_cut = std::any_of(
         placement.sharded.begin(), placement.sharded.end(),
         [&](const ShardedDim& s) { return s.dim >= 0 && s.axis == axis && part_of(s, coords_).size > 1; });
-    if (!cut && degree(layout_, axis) == rest) return *(group = comms_[static_cast<size_t>(axis)]);
+    if (!is_cut && degree(layout_, axis) == rest) return *(group = comms_[static_cast<size_t>(axis)]);
   }
-  group = stage_->split(part, stage_->rank(), key);
+  group = stage_->split(part, stage_->rank(), dense ? "replicas" : "expert replicas");
   return *group;
 }
 

@@ -75,7 +75,9 @@ class Mesh {
   AxisCoords coords_;
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
   std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate
-  mutable std::map<std::string, std::shared_ptr<Communicator>> replicas_;  // by how a parameter is cut
+  /// How a parameter is cut on these ranks: its grid, and of each dimension the axis, parts and `within`.
+  using Cut = std::array<int, 1 + 3 * Placement::kMaxSharded>;
+  mutable std::map<Cut, std::shared_ptr<Communicator>> replicas_;
 };
 
 }  // namespace shoal
