@@ -29,6 +29,7 @@ struct GradReducer::Bucket {
   DType dtype = DType::f32;
   Device device;
   int64_t num_elements = 0;
+  int64_t largest_bytes = 0;  // of any rank's
   std::vector<Parameter*> parameters;
   std::vector<int64_t> offsets;
   std::vector<bool> ready;
@@ -69,19 +70,24 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
     return open.emplace_back(kind, nullptr).second;
   };
   auto close = [&](std::unique_ptr<Bucket>& bucket) { buckets_.push_back(std::move(bucket)); };
+  AxisCoords first = mesh.coords();
+  for (AxisCoord& coord : first.coords) coord.index = 0;
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     Parameter* p = *it;
     Communicator& group = mesh.replicas(p->placement);
     const DType dtype = grad_dtype(*p);
     std::unique_ptr<Bucket>& bucket = open_bucket({&group, dtype});
-    const int64_t bytes = aligned(p->value.numel()) * dtype_size(dtype);
-    if (bucket && bucket->bytes() + bytes > bucket_bytes) close(bucket);
+    // By the sizes of the ranks with the largest parts: buckets hold the same parameters on all ranks, which
+    // then reduce them at the same places of their tapes, whatever their own parts.
+    const int64_t bytes = aligned(box_of(p->global_shape, p->placement, first).numel()) * dtype_size(dtype);
+    if (bucket && bucket->largest_bytes + bytes > bucket_bytes) close(bucket);
     if (!bucket) {
       bucket = std::make_unique<Bucket>();
       bucket->group = &group;
       bucket->dtype = dtype;
       bucket->device = p->value.device();
     }
+    bucket->largest_bytes += bytes;
     bucket->add(p);
   }
   for (auto& [kind, bucket] : open) close(bucket);
