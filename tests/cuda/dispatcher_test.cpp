@@ -52,8 +52,7 @@ TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Cases, CudaDispatchers, ::testing::ValuesIn(routing_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-#ifndef SHOAL_EMULATOR_TSAN  // slow, and TSan takes memory that the stand-in of NCCL shares between ranks for
-                             // races
+#ifndef SHOAL_EMULATOR_TSAN  // minutes, and the host's part is not compiled with TSan here
 TEST(CudaDispatcher, PartsHaveTheBitsOfTheWholeWheneverStreamsRun) {
   using standin::Policy;
   std::vector<standin::Options> policies = {{Policy::lazy, 0, 1}};
