@@ -118,7 +118,9 @@ const Choice kIdleOptimizer{"sgd", nullptr};
 /// Evaluation and generation have no global batch, so any number of ranks will do.
 void free_batch(LoadedConfig& loaded, int world_size) {
   TrainConfig& config = loaded.config;
-  if (world_size % config.parallel.tp != 0) config.parallel.tp = 1;  // the training's does not fit
+  ParallelOptions& parallel = config.parallel;  // where the training's degrees do not fit
+  if (world_size % parallel.tp != 0) parallel.tp = 1;
+  if (world_size % (parallel.etp * parallel.ep.value_or(1)) != 0) parallel.etp = 1;
   const int64_t micro_batch =
       config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
   config.data.micro_batch.value = micro_batch;

@@ -89,9 +89,13 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
                 count(f.params_embedding).c_str());
   out += "data       " + data_line(config, data) + "\n";
   out += "batch      " + batch_line(config, engine) + "\n";
-  const std::string tensor = l.tp > 1 ? str("tp ", l.tp, ", ") : "";
-  out += format("layout     %sdp %d, ep %d, edp %d: %s of %s\n", tensor.c_str(), l.dp, l.ep, l.edp,
-                plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
+  const auto more = [](const char* axis, int degree) {
+    return degree > 1 ? str(axis, ' ', degree, ", ") : "";
+  };
+  const std::string dense = more("tp", l.tp) + more("cp", l.cp) + more("pp", l.pp);
+  out += format("layout     %sdp %d, %sep %d, edp %d: %s of %s\n", dense.c_str(), l.dp,
+                more("etp", l.etp).c_str(), l.ep, l.edp, plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(),
+                plural(num_threads(), "thread").c_str());
   out += format("precision  %s\n", config.run.precision.c_str());
   const MemoryEstimate memory = estimate_memory(config, l, data.vocab_size);
   const auto [first, second, third] = memory.parts();

@@ -94,6 +94,16 @@ std::string MemoryEstimate::text() const {
   return str(total_text(), " (", first, ", ", second, ", ", third, ")");
 }
 
+namespace {
+
+/// Of `count` things that are spread over ranks, the share of the rank with most of them.
+double largest_share(int64_t count, int ranks) {
+  const ShardRange first = shard_range(count, {0, ranks});
+  return count == 0 ? 1 : static_cast<double>(first.end) / static_cast<double>(count);
+}
+
+}  // namespace
+
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {
   const ModelFacts facts = config.model_options().facts(vocab_size, config.data.seq_len);
   const auto element = static_cast<double>(dtype_size(config.run.dtype()));
@@ -101,13 +111,15 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   // Tensor parallel ranks cut all dense matrices; activations are not known to be cut, so they are an upper
   // bound.
   const double params = (static_cast<double>(facts.params_total) - experts) / static_cast<double>(layout.tp) +
-                        experts / static_cast<double>(layout.ep);
+                        experts * largest_share(config.model_options().sizes().num_experts, layout.ep) /
+                            static_cast<double>(layout.etp);
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   PassShape pass;
   pass.vocab_size = vocab_size;
   pass.tokens =
       static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(config.data.seq_len);
   pass.ep = layout.ep;
+  pass.etp = layout.etp;
   pass.dtype = config.run.dtype();
   pass.bf16 = config.run.bf16();
   pass.device = device_of(config).type;

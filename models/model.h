@@ -81,7 +81,7 @@ struct ModelFacts {
 struct PassShape {
   int64_t vocab_size = 0;
   double tokens = 0;  // of one micro-batch
-  int ep = 1;
+  int ep = 1, etp = 1;
   DType dtype = DType::f32;  // of parameters
   bool bf16 = false;
   DeviceType device = DeviceType::cpu;

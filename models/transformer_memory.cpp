@@ -84,7 +84,7 @@ class PassEstimate {
   }
   /// Of one expert in fp8: the codes of each matrix and of its transpose.
   double fp8_copies() const {
-    const auto width = static_cast<double>(o_.expert_hidden()), D = static_cast<double>(o_.hidden_size);
+    const auto width = static_cast<double>(own_width()), D = static_cast<double>(o_.hidden_size);
     return 2 * (gated_ ? 3 : 2) * width * D;
   }
   /// Of all weights of this rank that take part in products of mixed precision.
@@ -92,10 +92,10 @@ class PassEstimate {
     const AttentionShape a = o_.attention_shape();
     const int64_t D = o_.hidden_size;
     const auto sparse = static_cast<double>(o_.num_moe_layers()), layers = static_cast<double>(o_.layers);
-    const double experts = static_cast<double>(o_.moe.num_experts) / shape_.ep;
+    const double experts = own_experts();
     double moe = o_.moe.fp8() ? experts * fp8_copies() : 0;
     if (!shape_.bf16) return sparse * moe;
-    if (!o_.moe.fp8()) moe = experts * ffn_copies(o_.expert_hidden());
+    if (!o_.moe.fp8()) moe = experts * ffn_copies(own_width());
     if (o_.shared_hidden() > 0) moe += ffn_copies(o_.shared_hidden());
     const double attention =
         both_copies((a.heads + 2 * a.kv_heads) * a.head_size, D) + both_copies(D, a.heads * a.head_size);
@@ -125,6 +125,11 @@ class PassEstimate {
              std::max(1.0, shape_.tokens);
     return f;
   }
+  /// Routed experts of the rank with most of them, and the part of their width.
+  double own_experts() const {
+    return static_cast<double>(shard_range(o_.moe.num_experts, {0, shape_.ep}).end);
+  }
+  int64_t own_width() const { return shard_range(o_.expert_hidden(), {0, shape_.etp}).end; }
   /// Rows that the routed experts get of each token.
   double rows_of_token() const {
     const auto K = static_cast<double>(o_.moe.top_k), E = static_cast<double>(o_.moe.num_experts);
@@ -132,12 +137,12 @@ class PassEstimate {
   }
   /// The same of the routed experts.
   FfnBytes experts() const {
-    const double K = rows_of_token(), E = static_cast<double>(o_.moe.num_experts);
-    const auto D = static_cast<double>(o_.hidden_size), width = static_cast<double>(o_.expert_hidden());
-    FfnBytes f = ffn(K, o_.expert_hidden(), E / shape_.ep);
+    const double K = rows_of_token() * shape_.etp, experts = own_experts();  // rows of the whole etp group
+    const auto D = static_cast<double>(o_.hidden_size), width = static_cast<double>(own_width());
+    FfnBytes f = ffn(K, own_width(), experts);
     if (!o_.moe.fp8()) return f;
     const double up = (gated_ ? 2 : 1) * width, tokens = std::max(1.0, shape_.tokens);
-    f.copy = again_.packed_weights ? 2 * E / shape_.ep * up * D / tokens : 0;
+    f.copy = again_.packed_weights ? 2 * experts * up * D / tokens : 0;
     // Codes of the gradient of the result, twice, or once with those of the input. The rows that a group
     // is filled up with are not counted.
     f.codes_down = K * (D + std::max(D, width));

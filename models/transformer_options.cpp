@@ -60,6 +60,7 @@ ModelSizes TransformerOptions::sizes() const {
   };
   if (num_moe_layers() < layers) consider(ffn_hidden());
   if (num_moe_layers() > 0 && shared_hidden() > 0) consider(shared_hidden());
+  if (num_moe_layers() > 0) sizes.expert_width = expert_hidden();
   return sizes;
 }
 

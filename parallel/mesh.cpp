@@ -20,11 +20,12 @@ void ParallelOptions::fields(FieldVisitor& v) {
   v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", in_range(1, 1 << 20));
   v("pp", pp, "pipeline stages (1 in this version)", in_range(1, 1 << 20));
   v("ep", ep,
-    "expert parallel ranks: each holds num_experts / ep experts of every MoE layer; auto: the largest number "
-    "that "
-    "divides both the experts and the ranks",
+    "expert parallel ranks, which hold whole experts of every MoE layer (numbers differ by at most one); "
+    "auto: "
+    "the largest number that divides both the experts and the ranks",
     in_range(1, 1 << 20));
-  v("etp", etp, "tensor parallel ranks of one expert (1 in this version)", in_range(1, 1 << 20));
+  v("etp", etp, "expert tensor parallel ranks, which cut the width of the same experts",
+    in_range(1, 1 << 20));
   v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
            "how token rows reach the ranks of their experts");
   v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB",
@@ -52,13 +53,15 @@ class Rules {
 };
 
 void check_degrees(const ParallelOptions& o, Rules& rules) {
-  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}, {"pp", o.pp}, {"etp", o.etp}};
+  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}, {"pp", o.pp}};
   for (const auto& [key, degree] : later) {
     const std::string path = str("parallel.", key);
     rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
     rules.require(degree <= 1, path, key, " = ", degree, " is not in this version; set it to 1");
   }
   rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
+  rules.require(o.etp >= 1, "parallel.etp", "expected a degree >= 1, got ", o.etp,
+                "; 1 switches the axis off");
   rules.require(o.ep.value_or(1) >= 1, "parallel.ep", "expected a degree >= 1 or auto, got ",
                 o.ep.value_or(1), "; 1 switches the axis off");
   rules.require(o.dp.value_or(1) >= 1, "parallel.dp", "expected a degree >= 1 or auto, got ",
@@ -68,7 +71,8 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
 /// The largest ep that divides both the world and the experts; 1 with the dispatcher that sends nothing.
 int64_t resolve_ep(const ParallelOptions& o, const LayoutFacts& facts) {
   const bool alone = facts.model.num_experts == 0 || o.dispatcher.kind == "local";
-  return o.ep.value_or(alone ? 1 : std::gcd<int64_t>(facts.world_size, facts.model.num_experts));
+  const int64_t groups = std::max<int64_t>(1, facts.world_size / (o.etp * o.pp));
+  return o.ep.value_or(alone ? 1 : std::gcd<int64_t>(groups, facts.model.num_experts));
 }
 
 /// Degrees are at least 1 here. Returns dp.
@@ -88,7 +92,13 @@ int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& r
 }
 
 void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
-  const int64_t ep = resolve_ep(o, facts);
+  const int64_t ep = resolve_ep(o, facts), width = facts.model.expert_width;
+  if (o.etp > 1) {
+    rules.require(facts.model.num_experts > 0, "parallel.etp", "etp = ", o.etp,
+                  " but the model has no MoE layer; set etp: 1 or add a model.moe section");
+    rules.require(width == 0 || o.etp <= width, "parallel.etp", "etp (", o.etp,
+                  ") is above the width of an expert (", width, "); lower etp or raise model.moe.hidden");
+  }
   if (ep == 1) return;
   rules.require(o.dispatcher.kind != "local", "parallel.dispatcher", "local needs ep = 1, got ep = ", ep,
                 "; use all_to_all or set ep: 1");
@@ -100,8 +110,6 @@ void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& ru
     return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.model.num_experts,
                          "), got ", ep, "; lower ep or raise num_experts");
   }
-  rules.require(facts.model.num_experts % ep == 0, "parallel.ep", "ep (", ep, ") must divide num_experts (",
-                facts.model.num_experts, "); ", facts.model.num_experts % ep, " experts are left over");
 }
 
 /// Rules of what tensor parallel ranks cut.

@@ -37,6 +37,7 @@ struct ModelSizes {
   int64_t num_experts = 0;          // per MoE layer
   int64_t heads = 0, kv_heads = 0;  // of attention; heads / kv_heads queries share a key/value head
   int64_t narrowest_ffn = 0;        // the smallest width of dense FFNs and shared experts
+  int64_t expert_width = 0;         // of a routed expert
 };
 
 /// What the layout must fit.

@@ -7,6 +7,7 @@
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
 #include "core/ops/linear.h"
 
 namespace shoal {
@@ -64,21 +65,22 @@ std::optional<Fp8Scaling> MoeOptions::fp8() const {
   return expert_precision == "fp8" ? Fp8Scaling::tensor : Fp8Scaling::block;
 }
 
-Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation,
+Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation, Communicator& etp,
                  const BuildContext& context)
-    : shape_(shape), activation_(FfnActivationRegistry::make(activation)) {
+    : shape_(shape), split_(etp), activation_(FfnActivationRegistry::make(activation)) {
   const int64_t E = num_experts, D = shape.hidden_size, F = shape.expert_hidden;
   const bool gated = activation_->gated();
-  const Placement placement = Placement::expert();
+  const Placement up = Placement::expert(gated ? 2 : 1), down = Placement::expert(2);
   w1_ = &add_parameter(context, "w1", gated ? Shape{E, 2, F, D} : Shape{E, F, D},
-                       Init::normal(shape.init_std), ParamKind::matrix, placement);
+                       Init::normal(shape.init_std), ParamKind::matrix, up);
   if (shape.bias) {
     b1_ = &add_parameter(context, "b1", gated ? Shape{E, 2, F} : Shape{E, F}, Init::zeros(), ParamKind::bias,
-                         placement);
+                         up);
   }
   w2_ = &add_parameter(context, "w2", Shape{E, D, F}, Init::normal(shape.output_init_std), ParamKind::matrix,
-                       placement);
-  if (shape.bias) b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, placement);
+                       down);
+  if (shape.bias)
+    b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, Placement::expert());
 }
 
 Tensor Experts::project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
@@ -87,10 +89,27 @@ Tensor Experts::project(const Tensor& x, const Tensor& weight, const std::vector
                     : grouped_linear(x, weight, rows_per_expert, bias);
 }
 
+Tensor Experts::add_expert_bias(const Tensor& y_RD, const std::vector<int64_t>& rows_per_expert) const {
+  std::vector<int32_t> expert_R;
+  for (size_t e = 0; e < rows_per_expert.size(); e++)
+    expert_R.insert(expert_R.end(), static_cast<size_t>(rows_per_expert[e]), static_cast<int32_t>(e));
+  const Tensor ids_R = Tensor::from(expert_R, {std::ssize(expert_R)}, y_RD.device());
+  return add(y_RD, cast(embedding(b2_->value, ids_R), y_RD.dtype()));
+}
+
 Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const {
-  const int64_t e = w1_->value.size(0), D = shape_.hidden_size, F = shape_.expert_hidden;
-  const int64_t up = activation_->gated() ? 2 * F : F;
-  const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{}, b2 = b2_ ? b2_->value : Tensor{};
+  const Tensor b2 = b2_ ? b2_->value : Tensor{};
+  if (!split_.is_split()) return forward_part(x_RD, rows_per_expert, b2);
+  const ExpertSplit::Gathered all = split_.gather(x_RD, rows_per_expert);
+  const Tensor y_RD = split_.scatter(forward_part(all.x_RD, all.rows_per_expert, {}), all);
+  // Added to the sum, on own rows: all ranks use it at the same place of their tapes.
+  return b2_ ? add_expert_bias(y_RD, rows_per_expert) : y_RD;
+}
+
+Tensor Experts::forward_part(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert,
+                             const Tensor& b2) const {
+  const int64_t e = w1_->value.size(0), D = shape_.hidden_size, up = w1_->value.numel() / (e * D);
+  const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{};
   const auto project_up = [this, w1 = w1_->value.view({e, up, D}), b1, rows_per_expert](const Tensor& x) {
     const ProfileSection section("experts up");
     return project(x, w1, rows_per_expert, b1, fp8_w1_);
@@ -114,7 +133,8 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
   add_module(*router_);
   dispatcher_ = DispatcherRegistry::make(
       *context.dispatcher, DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts});
-  experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, build.child("experts"));
+  experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, context.mesh->comm(Axis::etp),
+                                       build.child("experts"));
   add_module(*experts_);
   if (shape.shared_hidden > 0) {
     const FfnShape ffn{shape.hidden_size, shape.shared_hidden,   shape.bias,

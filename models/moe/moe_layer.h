@@ -12,6 +12,7 @@
 #include "models/ffn.h"
 #include "models/moe/router.h"
 #include "parallel/moe/dispatcher.h"
+#include "parallel/moe/expert_split.h"
 
 namespace shoal {
 
@@ -45,11 +46,14 @@ struct MoeShape {
   std::optional<Fp8Scaling> fp8 = {};  // of the routed experts
 };
 
-/// The experts of this rank: e of E, weights stacked along the first dimension and sharded over ep.
+/// The experts of this rank: e of E, weights stacked along the first dimension and cut over ep; the width of
+/// each is cut over etp.
 class Experts final : public Module {
  public:
-  Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation, const BuildContext& context);
-  /// x_RD: rows sorted by local expert.
+  /// `etp`: the group that holds other parts of the same experts; must outlive this.
+  Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation, Communicator& etp,
+          const BuildContext& context);
+  /// x_RD and the result: this rank's rows, sorted by local expert. Collective over etp.
   Tensor forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const;
 
  private:
@@ -57,7 +61,13 @@ class Experts final : public Module {
   Tensor project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
                  const Tensor& bias, const std::shared_ptr<Fp8Weight>& fp8) const;
 
+  /// Rows through the part of the experts that this rank holds.
+  Tensor forward_part(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert,
+                      const Tensor& bias) const;
+  Tensor add_expert_bias(const Tensor& y_RD, const std::vector<int64_t>& rows_per_expert) const;
+
   MoeShape shape_;
+  ExpertSplit split_;
   std::unique_ptr<FfnActivation> activation_;
   Parameter *w1_, *w2_, *b1_ = nullptr, *b2_ = nullptr;
   std::shared_ptr<Fp8Weight> fp8_w1_ = std::make_shared<Fp8Weight>(), fp8_w2_ = std::make_shared<Fp8Weight>();

@@ -10,6 +10,7 @@ const ParityResult& one_rank_result(ParityCase c) {
   static std::map<std::string, ParityResult> results;
   c.ep = 1;
   c.tp = 1;
+  c.etp = 1;
   c.accumulation = 1;
   c.dispatcher = "local";
   c.empty_ranks = false;
@@ -86,6 +87,16 @@ TEST(ParityMpi, TensorParallelRanksGiveTheResultOfOneRank) {
       if (world % 2 == 0)
         expect_parity({.ep = ep, .tp = 2, .accumulation = 2, .balance = "bias", .model = model});
     }
+  }
+}
+
+TEST(ParityMpi, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  const char* const kModel = "bias: true, moe: {num_experts: 7, top_k: 3, hidden: 9, shared_experts: 1}";
+  for (const int ep : {1, world / 2, world}) {
+    if (ep == 0 || world % ep != 0) continue;
+    expect_parity({.ep = ep, .etp = world / ep, .accumulation = 2, .model = kModel});
+    expect_parity({.ep = ep, .tp = world % 2 == 0 ? 2 : 1, .model = kModel});
   }
 }
 

@@ -24,6 +24,7 @@ ParityResult run_case(const ParityCase& c, int world_size) {
 ParityCase one_rank(ParityCase c) {
   c.ep = 1;
   c.tp = 1;
+  c.etp = 1;
   c.accumulation = 1;
   c.dispatcher = "local";
   c.empty_ranks = false;
@@ -200,6 +201,52 @@ TEST(Parity, TensorParallelRanksDecodeAndEvaluateLikeOneRank) {
   };
   const std::vector<double> want = results(1);
   for (const int ranks : {2, 4}) EXPECT_TRUE(close(results(ranks), want, {1e-11, 1e-11})) << ranks;
+}
+
+// 7 experts of width 9 with biases: nothing divides.
+TEST(Parity, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank) {
+  const char* const kModel =
+      "bias: true, heads: 4, kv_heads: 2, moe: {num_experts: 7, top_k: 3, hidden: 9, shared_experts: 1, "
+      "first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01, aux_coeff: 0.1}}";
+  for (const auto& [world, tp, ep, etp] : {std::tuple{2, 1, 2, 1},
+                                           {3, 1, 3, 1},
+                                           {4, 2, 4, 1},
+                                           {2, 1, 1, 2},
+                                           {3, 1, 1, 3},
+                                           {4, 1, 2, 2},
+                                           {4, 2, 2, 2},
+                                           {6, 1, 3, 2},
+                                           {8, 2, 2, 4},
+                                           {8, 2, 2, 2}}) {
+    for (const char* dispatcher : {"all_to_all", "all_gather"})
+      expect_parity({.ep = ep, .tp = tp, .etp = etp, .dispatcher = dispatcher, .model = kModel}, world);
+    expect_parity({.ep = ep, .tp = tp, .etp = etp, .dtype = DType::f32, .model = kModel, .chunks = 2}, world);
+  }
+}
+
+TEST(Parity, ExpertTensorParallelRanksDropPadRecomputeAndWaitForRanksWithoutRows) {
+  for (const char* recompute : {"none", "block", "[norms, activations, up_projections]"}) {
+    expect_parity({.ep = 2,
+                   .tp = 2,
+                   .etp = 2,
+                   .accumulation = 2,
+                   .balance = "global",
+                   .capacity = "probability",
+                   .recompute = recompute,
+                   .model = "heads: 4, kv_heads: 4"},
+                  4);
+  }
+  for (const bool pad : {false, true}) {
+    expect_parity({.ep = 2,
+                   .etp = 2,
+                   .balance = "bias",
+                   .capacity = "position",
+                   .empty_ranks = true,
+                   .model = "bias: true",
+                   .chunks = 2,
+                   .pad = pad},
+                  8);
+  }
 }
 
 TEST(Parity, RanksWithoutAnySequenceChangeNothing) {

@@ -18,7 +18,7 @@
 namespace shoal::testing {
 
 struct ParityCase {
-  int ep = 1, tp = 1;
+  int ep = 1, tp = 1, etp = 1;
   int64_t accumulation = 1;
   std::string dispatcher = "all_to_all";
   std::string balance = "none";  // none | sequence | global | micro_batch | z_loss | bias
@@ -32,10 +32,11 @@ struct ParityCase {
   bool pad = false;          // to the capacity
 
   std::string name(int world) const {
-    return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "", ", accumulation ", accumulation,
-               ", ", dispatcher, ", balance ", balance, ", capacity ", capacity,
-               empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
-               ", chunks ", chunks, pad ? ", padded" : "");
+    return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
+               etp > 1 ? str(", etp ", etp) : "", ", accumulation ", accumulation, ", ", dispatcher,
+               ", balance ", balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
+               recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
+               pad ? ", padded" : "");
   }
 };
 
@@ -163,7 +164,8 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
   layout.tp = c.tp;
   layout.dp = world->size() / c.tp;
   layout.ep = c.ep;
-  layout.edp = world->size() / c.ep;
+  layout.etp = c.etp;
+  layout.edp = world->size() / (c.ep * c.etp);
   const Mesh mesh(world, layout);
   TrainEngine engine(parity_engine(c), mesh);
 

@@ -357,7 +357,8 @@ extern "C" void __tsan_on_report(void*) {
   shoal::emulator::races_reported++;
 }
 /// Shared pointers count in the program's own code too, which is not compiled with TSan here (it is in the
-/// suites of thread ranks): what that part releases looks like a race with what the instrumented part has done.
+/// suites of thread ranks): what that part releases looks like a race with what the instrumented part has
+/// done.
 extern "C" const char* __tsan_default_suppressions() {
   return "race:^std::__shared_count\n";
 }

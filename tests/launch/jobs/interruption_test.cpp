@@ -61,7 +61,8 @@ void expect_saved_on_request(DisturbedRun& run, const Ended& ended, int rows) {
 
 /// Starts the job and sends the signal while it trains; returns how it ended.
 Ended interrupt(DisturbedRun& run, const Signal& signal) {
-  // Slow saves: a busy machine can take longer to bring a signal, above all through mpirun, than 100 such steps.
+  // Slow saves: a busy machine can take longer to bring a signal, above all through mpirun, than 100 such
+  // steps.
   const int delay_ms = signal.target == kMpirun ? 300 : 60;
   const auto job = run.start({str("SHOAL_CHECKPOINT_FAILPOINT=mid-write:delay:", delay_ms)});
   EXPECT_TRUE(wait_until(
