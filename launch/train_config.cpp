@@ -21,6 +21,9 @@ void RunOptions::fields(FieldVisitor& v) {
     in_range(0, kMaxCount));
   v("seed", seed, "of weights (data order has its own: data.loader.seed)", at_least(0));
   v("log_every", log_every, "steps between lines of the log", in_range(1, kMaxCount));
+  v("check_replicas", check_replicas,
+    "steps between checks that ranks with the same piece of a tensor hold the same bits; 0: off",
+    in_range(0, kMaxCount));
   v("resume", resume,
     "auto: from the newest good checkpoint if there is one; required: fail without one; never: refuse to "
     "start in a folder that has checkpoints",
@@ -263,8 +266,8 @@ bool may_differ(const std::string& key) {
   // (docs/design.md).
   for (const char* prefix :
        {"parallel.", "eval.", "checkpoint.", "run.name", "run.folder", "run.steps", "run.log_every",
-        "run.resume", "run.threads", "run.device", "run.allow_config_change", "run.profile",
-        "data.micro_batch", "data.prepared", "model.recompute"}) {
+        "run.check_replicas", "run.resume", "run.threads", "run.device", "run.allow_config_change",
+        "run.profile", "data.micro_batch", "data.prepared", "model.recompute"}) {
     if (key.starts_with(prefix)) return true;
   }
   return false;

@@ -20,7 +20,7 @@ namespace shoal {
 struct RunOptions {
   std::string name;
   std::string folder = "runs";
-  int64_t steps = 1000, seed = 1, log_every = 10;
+  int64_t steps = 1000, seed = 1, log_every = 10, check_replicas = 0;
   std::string resume = "auto";
   AutoInt threads;
   std::string device = "cpu", precision = "f32";

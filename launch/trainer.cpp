@@ -17,6 +17,7 @@
 #include "launch/engine_options.h"
 #include "launch/finite.h"
 #include "launch/memory.h"
+#include "launch/replica_check.h"
 #include "launch/run_folder.h"
 #include "launch/stop_signals.h"
 #include "parallel/bootstrap.h"
@@ -273,6 +274,17 @@ void Trainer::log_evaluation(const EvalMetrics& metrics) {
   log::info(eval_line(metrics));
 }
 
+void Trainer::check_replicas_if_due() {
+  const int64_t step = progress_.step;
+  if (config_.run.check_replicas == 0 || step % config_.run.check_replicas != 0) return;
+  const ProfileSection section("replica check", ProfileSection::kWhole);
+  const std::string problem = replica_problem(engine_->state(), *world_);
+  if (problem.empty()) return;
+  throw Error(str("replicas differ after step ", step, ": ", problem, "; expected the same bits (",
+                  newest_checkpoint(),
+                  "; start again from there without the rank's device or host, or with other ranks)"));
+}
+
 void Trainer::evaluate_if_due() {
   const int64_t step = progress_.step;
   const bool last = step == config_.run.steps;
@@ -415,6 +427,7 @@ TrainEnd Trainer::run() {
     if (step % config_.run.log_every == 0 || step == 1 || last || stop || !diverged_.empty())
       log_step(metrics);
     show_status();
+    check_replicas_if_due();
     if (diverged_.empty()) evaluate_if_due();
     if (diverged_.empty()) save_if_due(stop);
     if (profile_) profile_->end_step();

@@ -89,6 +89,7 @@ class Trainer {
   void show_status();
   double eta_seconds() const;
   void log_evaluation(const EvalMetrics& metrics);
+  void check_replicas_if_due();
   void evaluate_if_due();
   void save_if_due(bool stop);
   void save();
