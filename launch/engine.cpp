@@ -37,6 +37,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   parameters_ = model_->parameters();
   const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
   reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes);
+  pipeline_ = std::make_unique<Pipeline>(*model_, mesh);
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
 }
 
@@ -49,7 +50,8 @@ std::vector<int64_t> TrainEngine::count_totals(std::span<const ModelBatch> micro
     tokens += batch.num_valid();
   }
   const Tensor sums = Tensor::from(std::vector<int64_t>{labels, tokens, request_stop ? 1 : 0}, Shape{3});
-  mesh_.tokens().all_reduce(sums, ReduceOp::sum).wait();
+  mesh_.tokens().all_reduce(sums.flat(0, 2), ReduceOp::sum).wait();
+  mesh_.world().all_reduce(sums.flat(2, 1), ReduceOp::sum).wait();  // ranks that share tokens may disagree
   return sums.to_vector<int64_t>();
 }
 
@@ -60,6 +62,7 @@ void TrainEngine::read_sums(const Tensor& sums, StepResult& result) {
     const ProfileSection section(kSums, ProfileSection::kWhole);
     sums.flat(kLosses, 3).copy_from(sums.flat(kOwnLosses, 3));
     mesh_.tokens().all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();
+    mesh_.comm(Axis::pp).all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();  // each stage has some
   }
   add_grad_squares(parameters_, mesh_, sums.flat(kSquares, 1));
   const std::vector<double> values = sums.to_vector<double>();
@@ -83,28 +86,21 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   const auto n = static_cast<int64_t>(micro_batches.size());
   context.totals = StepTotals{std::max<int64_t>(1, result.labels), std::max<int64_t>(1, result.tokens), n};
   if (model_->needs_measure(n)) {
-    const NoGrad no_grad;
     context.pass = Pass::measure;
     const ProfileScope scope("measure");
-    for (const ModelBatch& batch : micro_batches) model_->loss(batch, context);
+    pipeline_->forward(micro_batches, context, {});
     model_->end_measure();
     context.pass = Pass::train;
   }
 
   reducer_->zero();
   const Tensor sums = Tensor::zeros({kNumSums}, DType::f64, options_.device);
-  for (const ModelBatch& batch : micro_batches) {
-    Tape tape;
-    const LossTerms terms = [&] {
-      const ProfileForward phase;
-      return model_->loss(batch, context);
-    }();
+  const auto add_terms = [&](const LossTerms& terms) {
     add_term(sums.flat(kOwnLosses, 1), terms.lm);
     add_term(sums.flat(kOwnLosses + 1, 1), terms.aux);
     add_term(sums.flat(kOwnLosses + 2, 1), terms.z);
-    if (&batch == &micro_batches.back()) reducer_->begin_last_backward();
-    tape.backward(terms.total);
-  }
+  };
+  pipeline_->train(micro_batches, context, add_terms, [&] { reducer_->begin_last_backward(); });
   reducer_->finish();
 
   read_sums(sums, result);
@@ -129,16 +125,13 @@ StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double l
 
 TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) {
   const ProfileSection section("evaluation", ProfileSection::kWhole);
-  const NoGrad no_grad;
   ForwardContext context;
   context.pass = Pass::evaluate;
   const Tensor loss = Tensor::zeros({1}, DType::f64, options_.device);
+  pipeline_->forward(batches, context, [&](const LossTerms& terms) { add_term(loss, terms.lm); });
   int64_t labels = 0;
-  for (const ModelBatch& batch : batches) {
-    add_term(loss, model_->loss(batch, context).lm);
-    labels += batch.count_labels();
-  }
-  return {mesh_.tokens().sum(loss.item()), mesh_.tokens().sum(labels)};
+  for (const ModelBatch& batch : batches) labels += batch.count_labels();
+  return {mesh_.comm(Axis::pp).sum(mesh_.tokens().sum(loss.item())), mesh_.tokens().sum(labels)};
 }
 
 std::vector<StateTensor> TrainEngine::state() {
@@ -146,13 +139,14 @@ std::vector<StateTensor> TrainEngine::state() {
   for (Parameter* p : parameters_) p->leaf.packed_fresh = false;  // the caller may write
   auto add = [&](const std::string& name, const Parameter& p, const Tensor& value) {
     const Communicator& replicas = mesh_.replicas(p.placement);
-    all.push_back({name, value.detach(), p.global_shape, p.box, replicas.rank(), replicas.size()});
+    const int ends = p.on_both_ends ? mesh_.ends().size() : 1, end = p.on_both_ends ? mesh_.ends().rank() : 0;
+    all.push_back({name, value.detach(), p.global_shape, p.box, end * replicas.size() + replicas.rank(),
+                   ends * replicas.size()});
   };
   for (const Parameter* p : parameters_) add("model/" + p->name, *p, p->value);
-  for (const Buffer* b : model_->buffers()) {
-    const Communicator& replicas = mesh_.replicas(Placement::replicated());
+  for (const Buffer* b : model_->buffers()) {  // all ranks hold them, those of other stages too
     all.push_back({"buffer/" + b->name, b->value, b->value.shape(), Box::whole(b->value.shape()),
-                   replicas.rank(), replicas.size()});
+                   mesh_.world().rank(), mesh_.world().size()});
   }
   optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
     add("optim/" + name + "/" + p.name, p, state);

@@ -9,6 +9,7 @@
 
 #include "core/tensor/stream.h"
 #include "launch/checkpoint.h"
+#include "launch/pipeline.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
 #include "parallel/grad_bucket.h"
@@ -78,6 +79,7 @@ class TrainEngine {
   std::unique_ptr<Model> model_;
   std::vector<Parameter*> parameters_;
   std::unique_ptr<GradReducer> reducer_;
+  std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Optimizer> optimizer_;
 };
 

@@ -100,9 +100,22 @@ struct DecodeState {
   std::vector<Tensor> keys, values;  // per layer [B, capacity, G, C]
 };
 
+/// What a pipeline stage makes of a micro-batch.
+struct StageResult {
+  Tensor x_TD;      // this rank's rows for the next stage; undefined behind the last one
+  LossTerms terms;  // of this stage: undefined where it has none
+};
+
 class Model : public Module {
  public:
-  /// Records the forward pass of a micro-batch. Collective over the ep group when there are MoE layers.
+  /// Records the forward pass of one pipeline stage; x_TD is what the stage before it made, undefined for the
+  /// first. Collective over the ranks of the stage.
+  virtual StageResult forward_stage(int stage, const Tensor& x_TD, const ModelBatch& batch,
+                                    const ForwardContext& context) = 0;
+  /// Memory for this rank's rows between two stages; not initialised.
+  virtual Tensor make_stage_input(const ModelBatch& batch) const = 0;
+
+  /// The same of a model that is not cut: all of it. Records the forward pass of a micro-batch. Collective over the ep group when there are MoE layers.
   virtual LossTerms loss(const ModelBatch& batch, const ForwardContext& context) = 0;
 
   /// Logits [B, V] of the last of `tokens` new tokens per sequence, which are appended to `state`. No

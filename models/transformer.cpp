@@ -92,19 +92,31 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
       device_(context.build.device),
       compute_(context.build.compute_dtype()),
       tokens_(context.mesh->tokens()),
-      split_(context.mesh->comm(Axis::tp)) {
-  const BuildContext& build = context.build;
+      split_(context.mesh->comm(Axis::tp)),
+      stage_ranks_(context.mesh->comm(Axis::pp)),
+      stages_(stage_ranges(options.stage_layers(context.mesh->layout(), vocab_size_, seq_len_))) {
+  // Every rank knows all parameters; it holds those of its stages.
+  const int rank = stage_ranks_.rank(), num_ranks = stage_ranks_.size(), last = static_cast<int>(stages_.size()) - 1;
+  const auto built = [&](bool held) {
+    BuildContext build = context.build;
+    build.held = held;
+    return build;
+  };
+  const bool has_first = rank == 0, has_last = last % num_ranks == rank;
+  const BuildContext first = built(has_first), end = built(has_last);
   const AttentionShape attention = options.attention_shape();
   const Shape table{vocab_size_, options.hidden_size};
-  embedding_ = &add_parameter(build, "embedding.weight", table, Init::normal(options.init.std),
-                              ParamKind::embedding, Placement::tensor(0));
+  embedding_ = &add_parameter(built(has_first || (options.tie_embeddings && has_last)), "embedding.weight", table,
+                              Init::normal(options.init.std), ParamKind::embedding, Placement::tensor(0));
+  embedding_->on_both_ends = options.tie_embeddings && num_ranks > 1;
   position_ = PositionRegistry::make(
-      options.position, PositionContext{build.child("position"), options.hidden_size, options.heads,
+      options.position, PositionContext{first.child("position"), options.hidden_size, options.heads,
                                         attention.head_size, seq_len_, options.init.std});
   add_module(*position_);
-  for (int64_t l = 0; l < options.layers; l++) {
-    blocks_.push_back(
-        std::make_unique<Block>(options, l, *position_, split_, context, build.child(str("layers.", l))));
+  for (int64_t l = 0, stage = 0; l < options.layers; l++) {
+    while (l >= stages_[static_cast<size_t>(stage)].end) stage++;
+    const BuildContext build = built(stage % num_ranks == rank).child(str("layers.", l));
+    blocks_.push_back(std::make_unique<Block>(options, l, *position_, split_, context, build));
     add_module(*blocks_.back());
     if (MoeLayer* moe = blocks_.back()->moe()) moe_layers_.push_back(moe);
   }
@@ -112,11 +124,11 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
     // Its result is read in forward only.
     NormShape shape = options.norm_shape();
     shape.recompute = false;
-    final_norm_ = std::make_unique<Norm>(shape, build.child("final_norm"));
+    final_norm_ = std::make_unique<Norm>(shape, end.child("final_norm"));
     add_module(*final_norm_);
   }
   if (!options.tie_embeddings)
-    head_ = &add_parameter(build, "head.weight", table, Init::normal(options.init.std), ParamKind::matrix,
+    head_ = &add_parameter(end, "head.weight", table, Init::normal(options.init.std), ParamKind::matrix,
                            Placement::tensor(0));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
   make_moe_statistics();
@@ -139,39 +151,60 @@ Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
 
 Tensor Transformer::final_norm(const Block::Stream& stream) const {
   if (!final_norm_) return stream.residual_TD;
+  if (!stream.delta_TD.defined()) return final_norm_->forward(stream.residual_TD);
   return final_norm_->forward(stream.delta_TD, stream.residual_TD).y_TD;
 }
 
-Transformer::Features Transformer::features(const ModelBatch& batch, const ForwardContext& context) {
+Block::Output Transformer::run_block(size_t layer, const Block::Stream& in, const ModelBatch& batch,
+                                     const ForwardContext& context) {
+  Block* block = blocks_[layer].get();
+  const ProfileScope scope("layer", static_cast<int64_t>(layer));
+  if (!options_.recomputed().block || context.pass != Pass::train) return block->forward(in, batch, context);
+  // Undefined tensors keep their places: inputs {residual, delta}, outputs {residual, delta, aux, z}.
+  const std::vector<Tensor> outputs = recompute(
+      [block, batch, context](const std::vector<Tensor>& inputs) {
+        Block::Output o = block->forward({inputs[0], inputs[1]}, batch, context);
+        return std::vector<Tensor>{o.stream.residual_TD, o.stream.delta_TD, o.aux_loss, o.z_loss};
+      },
+      {in.residual_TD, in.delta_TD});
+  return {{outputs[0], outputs[1]}, outputs[2], outputs[3]};
+}
+
+namespace {
+/// The residual stream as one tensor, as it goes to another stage.
+Tensor whole_stream(const Block::Stream& stream) {
+  const Tensor& residual = stream.residual_TD;
+  if (!stream.delta_TD.defined()) return residual;
+  const bool same = stream.delta_TD.dtype() == residual.dtype();
+  return add(same ? stream.delta_TD : cast(stream.delta_TD, residual.dtype()), residual);
+}
+}  // namespace
+
+Transformer::Features Transformer::features(int stage, const Tensor& x_TD, const ModelBatch& batch,
+                                            const ForwardContext& context) {
   position_->prepare(batch.seq);
   Features out;
-  Block::Stream stream{embed(batch.tokens_T, batch.positions_T), {}};
-  for (size_t l = 0; l < blocks_.size(); l++) {
-    Block* block = blocks_[l].get();
-    const ProfileScope scope("layer", static_cast<int64_t>(l));
-    Block::Output result;
-    if (options_.recomputed().block && context.pass == Pass::train) {
-      // Undefined tensors keep their places: inputs {residual, delta}, outputs {residual, delta, aux, z}.
-      const std::vector<Tensor> outputs = recompute(
-          [block, batch, context](const std::vector<Tensor>& in) {
-            Block::Output o = block->forward({in[0], in[1]}, batch, context);
-            return std::vector<Tensor>{o.stream.residual_TD, o.stream.delta_TD, o.aux_loss, o.z_loss};
-          },
-          {stream.residual_TD, stream.delta_TD});
-      result = {{outputs[0], outputs[1]}, outputs[2], outputs[3]};
-    } else {
-      result = block->forward(stream, batch, context);
-    }
+  Block::Stream stream{stage == 0 ? embed(batch.tokens_T, batch.positions_T) : x_TD, {}};
+  const StageLayers layers = stages_[static_cast<size_t>(stage)];
+  for (int64_t l = layers.begin; l < layers.end; l++) {
+    const Block::Output result = run_block(static_cast<size_t>(l), stream, batch, context);
     stream = result.stream;
     if (result.aux_loss.defined()) out.aux.push_back(result.aux_loss);
     if (result.z_loss.defined()) out.z.push_back(result.z_loss);
   }
-  out.x_TD = final_norm(stream);
+  out.x_TD = is_last(stage) ? final_norm(stream) : whole_stream(stream);
   return out;
 }
 
+Tensor Transformer::make_stage_input(const ModelBatch& batch) const {
+  const ShardRange own = split_.own(batch.batch * batch.seq);
+  const DType dtype = final_norm_ ? embedding_->value.dtype() : compute_;
+  return Tensor::empty({own.end - own.begin, options_.hidden_size}, dtype, device_);
+}
+
 Tensor Transformer::logits(const ModelBatch& batch, const ForwardContext& context) {
-  return all_logits(split_.gather_replicated(features(batch, context).x_TD, batch.batch * batch.seq));
+  SHOAL_CHECK(stages_.size() == 1, "Transformer::logits: the model is cut into ", stages_.size(), " stages");
+  return all_logits(split_.gather_replicated(features(0, {}, batch, context).x_TD, batch.batch * batch.seq));
 }
 
 /// Which part of the vocabulary this rank's head has.
@@ -207,20 +240,34 @@ Tensor sum_of(const std::vector<Tensor>& terms) {
 }
 }  // namespace
 
-LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& context) {
-  const Features f = features(batch, context);
-  LossTerms terms;
-  if (context.pass == Pass::measure) return terms;
+LossTerms Transformer::head_loss(const Features& f, const ModelBatch& batch, const ForwardContext& context) {
   const ProfileSection section("head and loss");
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
   const Tensor x_TD = split_.gather(f.x_TD, batch.batch * batch.seq);
+  LossTerms terms;
   terms.lm = linear_cross_entropy(x_TD, head_weight(), batch.labels_T, scale, vocab_part());
+  return terms;
+}
+
+StageResult Transformer::forward_stage(int stage, const Tensor& x_TD, const ModelBatch& batch,
+                                       const ForwardContext& context) {
+  const Features f = features(stage, x_TD, batch, context);
+  StageResult result;
+  if (!is_last(stage)) result.x_TD = f.x_TD;
+  if (context.pass == Pass::measure) return result;
+  LossTerms& terms = result.terms;
+  if (is_last(stage)) terms = head_loss(f, batch, context);
   terms.aux = sum_of(f.aux);
   terms.z = sum_of(f.z);
-  terms.total = terms.lm;
-  if (terms.aux.defined()) terms.total = add(terms.total, terms.aux);
-  if (terms.z.defined()) terms.total = add(terms.total, terms.z);
-  return terms;
+  for (const Tensor& term : {terms.lm, terms.aux, terms.z}) {
+    if (term.defined()) terms.total = terms.total.defined() ? add(terms.total, term) : term;
+  }
+  return result;
+}
+
+LossTerms Transformer::loss(const ModelBatch& batch, const ForwardContext& context) {
+  SHOAL_CHECK(stages_.size() == 1, "Transformer::loss: the model is cut into ", stages_.size(), " stages");
+  return forward_stage(0, {}, batch, context).terms;
 }
 
 DecodeState Transformer::make_decode_state(int64_t batch, int64_t capacity) const {
@@ -230,11 +277,35 @@ DecodeState Transformer::make_decode_state(int64_t batch, int64_t capacity) cons
   const AttentionShape a = options_.attention_shape();
   const ShardRange groups = a.share(split_).groups;
   const Shape shape{batch, capacity, groups.end - groups.begin, a.head_size};
-  for (size_t l = 0; l < blocks_.size(); l++) {
-    state.keys.push_back(Tensor::zeros(shape, compute_, device_));
-    state.values.push_back(Tensor::zeros(shape, compute_, device_));
+  for (size_t stage = 0; stage < stages_.size(); stage++) {
+    const bool mine = static_cast<int>(stage) % stage_ranks_.size() == stage_ranks_.rank();
+    for (int64_t l = stages_[stage].begin; l < stages_[stage].end; l++) {
+      state.keys.push_back(mine ? Tensor::zeros(shape, compute_, device_) : Tensor{});
+      state.values.push_back(mine ? Tensor::zeros(shape, compute_, device_) : Tensor{});
+    }
   }
   return state;
+}
+
+/// One stage after the other: each gives its result to the ranks of all. This rank's rows of the last one's.
+Tensor Transformer::decode_stages(const Tensor& tokens_T, const ModelBatch& batch, DecodeState& state) {
+  Tensor x_TD;
+  for (size_t stage = 0; stage < stages_.size(); stage++) {
+    const int owner = static_cast<int>(stage) % stage_ranks_.size();
+    if (stage_ranks_.rank() == owner) {
+      Block::Stream stream{stage == 0 ? embed(tokens_T, batch.positions_T) : x_TD, {}};
+      for (int64_t l = stages_[stage].begin; l < stages_[stage].end; l++)
+        stream = blocks_[static_cast<size_t>(l)]->decode(stream, batch, state, static_cast<size_t>(l));
+      if (stage + 1 == stages_.size()) return final_norm(stream);
+      x_TD = whole_stream(stream);
+    } else if (stage + 1 < stages_.size()) {
+      x_TD = make_stage_input(batch);
+    } else {
+      return x_TD;
+    }
+    stage_ranks_.broadcast(x_TD, owner).wait();
+  }
+  return x_TD;
 }
 
 Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
@@ -255,14 +326,21 @@ Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
   batch.tokens_T = tokens_T;
   batch.positions_T = Tensor::from(positions, Shape{B * n}, device_);
   position_->prepare(state.length + n);
-  Block::Stream stream{embed(tokens_T, batch.positions_T), {}};
-  for (size_t l = 0; l < blocks_.size(); l++) stream = blocks_[l]->decode(stream, batch, state, l);
+  const Tensor own_TD = decode_stages(tokens_T, batch, state);
   state.length += n;
-  const Tensor x_TD = split_.gather_replicated(final_norm(stream), B * n);
+  const int owner = static_cast<int>(stages_.size() - 1) % stage_ranks_.size();
+  if (stage_ranks_.rank() != owner) {
+    const Tensor logits = Tensor::empty({B, vocab_size_}, embedding_->value.dtype(), device_);
+    stage_ranks_.broadcast(logits, owner).wait();
+    return logits;
+  }
+  const Tensor x_TD = split_.gather_replicated(own_TD, B * n);
   // Only the last token of each sequence needs logits.
   const Tensor last_BD = Tensor::empty({B, D}, compute_, device_);
   for (int64_t b = 0; b < B; b++) last_BD.rows(b, b + 1).copy_from(x_TD.rows((b + 1) * n - 1, (b + 1) * n));
-  return all_logits(last_BD);
+  const Tensor logits = all_logits(last_BD);
+  stage_ranks_.broadcast(logits, owner).wait();
+  return logits;
 }
 
 bool Transformer::needs_measure(int64_t num_micro_batches) const {
@@ -303,6 +381,10 @@ std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
       .copy_from(Tensor::from(tokens, Shape{num_layers}));
   tokens_.all_reduce(moe_counters_, ReduceOp::sum).wait();
   tokens_.all_reduce(moe_entropies_, ReduceOp::sum).wait();
+  if (stage_ranks_.size() > 1) {  // a layer counts in one stage; all ranks move all biases
+    stage_ranks_.all_reduce(moe_counters_, ReduceOp::sum).wait();
+    stage_ranks_.all_reduce(moe_entropies_, ReduceOp::sum).wait();
+  }
   int64_t num_biases = 0;
   for (MoeLayer* moe : moe_layers_) {
     if (update_bias) moe->router().end_step(moe->statistics().counters_E1.flat(0, moe->num_experts()));

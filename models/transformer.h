@@ -14,6 +14,7 @@
 #include "models/moe/moe_layer.h"
 #include "models/norm.h"
 #include "models/position.h"
+#include "models/stage_layout.h"
 
 namespace shoal {
 
@@ -61,6 +62,10 @@ struct TransformerOptions final : ModelOptions {
   int64_t expert_hidden() const;
   int64_t shared_hidden() const;  // all shared experts together; 0: none
   int64_t num_moe_layers() const;
+  /// Multiply-adds per token of one layer's matrix products and attention scores.
+  double layer_cost(int64_t layer, int64_t seq_len) const;
+  /// Layers of each pipeline stage: those of the layout, or a balanced split.
+  std::vector<int64_t> stage_layers(const ParallelLayout& layout, int64_t vocab_size, int64_t seq_len) const;
   /// Standard deviation of projections that write into the residual stream (GPT-2: std / sqrt(2 * layers)).
   double output_init_std() const;
   /// Why experts cannot be multiplied in fp8; empty when they can, or are not.
@@ -102,6 +107,9 @@ class Transformer final : public Model {
  public:
   Transformer(const TransformerOptions& options, const ModelContext& context);
 
+  StageResult forward_stage(int stage, const Tensor& x_TD, const ModelBatch& batch,
+                            const ForwardContext& context) override;
+  Tensor make_stage_input(const ModelBatch& batch) const override;
   LossTerms loss(const ModelBatch& batch, const ForwardContext& context) override;
   /// Logits [T, V] of every token (tests and evaluation of small inputs).
   Tensor logits(const ModelBatch& batch, const ForwardContext& context);
@@ -123,7 +131,12 @@ class Transformer final : public Model {
   std::vector<MoeStepStats> read_moe_statistics(const std::vector<int64_t>& counters,
                                                 const std::vector<double>& entropies,
                                                 const std::vector<float>& biases) const;
-  Features features(const ModelBatch& batch, const ForwardContext& context);
+  Features features(int stage, const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
+  bool is_last(int stage) const { return stage + 1 == std::ssize(stages_); }
+  Block::Output run_block(size_t layer, const Block::Stream& in, const ModelBatch& batch,
+                          const ForwardContext& context);
+  LossTerms head_loss(const Features& features, const ModelBatch& batch, const ForwardContext& context);
+  Tensor decode_stages(const Tensor& tokens_T, const ModelBatch& batch, DecodeState& state);
   VocabPart vocab_part() const;
   Tensor all_logits(const Tensor& x_TD) const;
   Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);
@@ -137,6 +150,8 @@ class Transformer final : public Model {
   DType compute_;  // of what flows between layers
   Communicator& tokens_;
   TokenSplit split_;
+  Communicator& stage_ranks_;  // the other stages of this rank's tokens
+  std::vector<StageLayers> stages_;
   Parameter *embedding_, *head_ = nullptr;
   std::unique_ptr<PositionEncoding> position_;
   std::vector<std::unique_ptr<Block>> blocks_;

@@ -105,6 +105,28 @@ int64_t TransformerOptions::num_moe_layers() const {
   for (int64_t l = 0; l < layers; l++) count += moe.is_moe_layer(l);
   return count;
 }
+double TransformerOptions::layer_cost(int64_t layer, int64_t seq_len) const {
+  const AttentionShape attention = attention_shape();
+  const auto D = static_cast<double>(hidden_size);
+  const auto per_ffn = D * (is_gated(ffn.activation) ? 3 : 2);
+  // Projections, and half of q k^T and p v: a token attends to (S + 1) / 2 keys on average, counted as S / 2.
+  double cost = static_cast<double>((attention.heads + attention.kv_heads) * 2 * attention.head_size) * D +
+                static_cast<double>(seq_len) * static_cast<double>(attention.heads * attention.head_size);
+  if (!moe.is_moe_layer(layer)) return cost + per_ffn * static_cast<double>(ffn_hidden());
+  cost += per_ffn * static_cast<double>(moe.top_k * expert_hidden() + shared_hidden());
+  return cost + static_cast<double>(moe.router_params(hidden_size) + (moe.shared_gate ? hidden_size : 0));
+}
+
+std::vector<int64_t> TransformerOptions::stage_layers(const ParallelLayout& layout, int64_t vocab_size,
+                                                      int64_t seq_len) const {
+  if (!layout.pipeline.layers.empty()) return layout.pipeline.layers;
+  std::vector<double> costs;
+  for (int64_t l = 0; l < layers; l++) costs.push_back(layer_cost(l, seq_len));
+  // An embedding reads and writes rows, a head multiplies with all of the table.
+  const auto embedding = static_cast<double>(hidden_size), head = embedding * static_cast<double>(vocab_size);
+  return balanced_stages(costs, embedding, head, layout.num_stages());
+}
+
 int64_t TransformerOptions::num_experts() const {
   return num_moe_layers() > 0 ? moe.num_experts : 0;
 }
@@ -118,35 +140,26 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   facts.params_embedding = V * D + learned;
   int64_t total = facts.params_embedding + (tie_embeddings ? 0 : V * D);
   int64_t idle = 0;               // parameters of experts that a token does not use
-  int64_t multiply_adds = V * D;  // per token, matrix products only
-  double scores = 0;              // multiply-adds of the attention scores
+  double multiply_adds = static_cast<double>(V * D);  // per token: matrix products and attention scores
   const int64_t norms = norm_shape().num_params();
   for (int64_t l = 0; l < layers; l++) {
     total += attention.num_params() + 2 * norms;
-    // Projections, and half of q k^T and p v: a token attends to (S + 1) / 2 keys on average, counted as S
-    // / 2.
-    multiply_adds += (attention.heads * 2 + attention.kv_heads * 2) * attention.head_size * D;
-    scores += static_cast<double>(seq_len) * static_cast<double>(attention.heads * attention.head_size);
-    const int64_t per_ffn = gated ? 3 : 2;
+    multiply_adds += layer_cost(l, seq_len);
     if (!moe.is_moe_layer(l)) {
       total += ffn_params(D, ffn_hidden(), gated, bias);
-      multiply_adds += per_ffn * D * ffn_hidden();
       continue;
     }
     const int64_t E = moe.num_experts, one = ffn_params(D, expert_hidden(), gated, bias);
     facts.params_expert += E * one;
     total += E * one + moe.router_params(D);
     idle += (E - moe.top_k) * one;
-    multiply_adds += moe.top_k * per_ffn * D * expert_hidden() + moe.router_params(D);
-    if (shared_hidden() > 0) {
+    if (shared_hidden() > 0)
       total += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
-      multiply_adds += per_ffn * D * shared_hidden() + (moe.shared_gate ? D : 0);
-    }
   }
   if (norm.placement == "pre") total += norms;
   facts.params_total = total;
   facts.params_active = total - idle;
-  facts.flops_forward = 2 * (static_cast<double>(multiply_adds) + scores);
+  facts.flops_forward = 2 * multiply_adds;
   facts.flops_backward = 2 * facts.flops_forward;
   return facts;
 }

@@ -1,6 +1,7 @@
 #include "parallel/grad_bucket.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "core/base/profiler.h"
@@ -26,6 +27,7 @@ DType grad_dtype(const Parameter& p) {
 
 struct GradReducer::Bucket {
   Communicator* group = nullptr;
+  Communicator* ends = nullptr;  // a second sum, over pipeline stages that both hold the parameters
   DType dtype = DType::f32;
   Device device;
   int64_t num_elements = 0;
@@ -61,7 +63,7 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
   SHOAL_CHECK(bucket_bytes > 0, "GradReducer: expected bucket_bytes > 0, got ", bucket_bytes);
   // One bucket is open per kind; a bucket is reduced when its last parameter is ready, so buckets are
   // numbered in the order in which they were closed.
-  using Kind = std::pair<Communicator*, DType>;
+  using Kind = std::tuple<Communicator*, Communicator*, DType>;
   std::vector<std::pair<Kind, std::unique_ptr<Bucket>>> open;
   auto open_bucket = [&](const Kind& kind) -> std::unique_ptr<Bucket>& {  // in the same order on every rank
     for (auto& [its_kind, bucket] : open) {
@@ -74,9 +76,14 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
   for (AxisCoord& coord : first.coords) coord.index = 0;
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     Parameter* p = *it;
+    if (!p->held) {
+      p->leaf.grad = Tensor::empty(p->value.shape(), grad_dtype(*p), p->value.device());
+      continue;
+    }
+    Communicator* ends = p->on_both_ends ? &mesh.ends() : nullptr;
     Communicator& group = mesh.replicas(p->placement);
     const DType dtype = grad_dtype(*p);
-    std::unique_ptr<Bucket>& bucket = open_bucket({&group, dtype});
+    std::unique_ptr<Bucket>& bucket = open_bucket({&group, ends, dtype});
     // By the sizes of the ranks with the largest parts: buckets hold the same parameters on all ranks, which
     // then reduce them at the same places of their tapes, whatever their own parts.
     const int64_t bytes = aligned(box_of(p->global_shape, p->placement, first).numel()) * dtype_size(dtype);
@@ -84,6 +91,7 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
     if (!bucket) {
       bucket = std::make_unique<Bucket>();
       bucket->group = &group;
+      bucket->ends = ends;
       bucket->dtype = dtype;
       bucket->device = p->value.device();
     }
@@ -146,6 +154,9 @@ void GradReducer::finish() {
   if (!reducing_) next_bucket_ = 0;
   start_ready_buckets(/*all=*/true);
   for (const auto& bucket : buckets_) bucket->work.wait();
+  for (const auto& bucket : buckets_) {
+    if (bucket->ends != nullptr) bucket->ends->all_reduce(bucket->flat, ReduceOp::sum).wait();
+  }
   reducing_ = false;
 }
 
@@ -155,7 +166,10 @@ int64_t GradReducer::num_buckets() const {
 
 int64_t GradReducer::reduced_bytes() const {
   int64_t bytes = 0;
-  for (const auto& bucket : buckets_) bytes += bucket->group->size() > 1 ? bucket->bytes() : 0;
+  for (const auto& bucket : buckets_) {
+    bytes += bucket->group->size() > 1 ? bucket->bytes() : 0;
+    bytes += bucket->ends != nullptr ? bucket->bytes() : 0;
+  }
   return bytes;
 }
 
@@ -164,7 +178,8 @@ void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mes
   for (size_t i = 0; i < parameters.size(); i++) {
     const Communicator& replicas = mesh.replicas(parameters[i]->placement);
     const Tensor& grad = parameters[i]->leaf.grad;
-    const bool mine = static_cast<int>(i) % replicas.size() == replicas.rank();  // the work is shared
+    const bool again = parameters[i]->on_both_ends && mesh.ends().rank() > 0;  // the first stage counts it
+    const bool mine = !again && static_cast<int>(i) % replicas.size() == replicas.rank();  // shared work
     if (mine && grad.defined()) add_squares(grad.device(), grad, sum);
   }
   // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.

@@ -212,6 +212,10 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
   add_axes(expert);
   const AxisCoord stage = coords_[Axis::pp];
   stage_ = stage.size == 1 ? world_ : world_->split(stage.index, rank, "stage");
+  const bool at_end = stage.index == 0 || stage.index == stage.size - 1;
+  ends_ = stage.size == 1
+              ? make_single_communicator()
+              : comm(Axis::pp).split(at_end ? 0 : 1 + stage.index, stage.index, "first and last stage");
 }
 
 Communicator& Mesh::replicas(const Placement& placement) const {

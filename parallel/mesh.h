@@ -13,6 +13,7 @@
 #include "core/base/config.h"
 #include "core/nn/placement.h"
 #include "parallel/communicator.h"
+#include "parallel/pipeline_schedule.h"
 
 namespace shoal {
 
@@ -27,9 +28,18 @@ struct ParallelOptions {
   void fields(FieldVisitor& v);
 };
 
+/// How pipeline stages work.
+struct PipelineLayout {
+  PipelineKind schedule = PipelineKind::one_f_one_b;
+  int virtual_stages = 1;       // of each rank
+  std::vector<int64_t> layers;  // of each stage, in the order of the model; empty: balanced
+};
+
 struct ParallelLayout {
   int tp = 1, cp = 1, dp = 1, pp = 1;  // dense grid
   int etp = 1, ep = 1, edp = 1;        // expert grid; pp is shared
+  PipelineLayout pipeline = {};
+  int num_stages() const { return pp * pipeline.virtual_stages; }
 };
 
 /// Sizes of a model that a layout must fit. 0: the model has no such thing.
@@ -66,6 +76,9 @@ class Mesh {
   Communicator& comm(Axis axis) const { return *comms_[static_cast<size_t>(axis)]; }
   /// Ranks that hold different tokens: dp (times cp). Losses, counts and dense gradients are summed over it.
   Communicator& tokens() const { return comm(Axis::dp); }
+  /// This rank and its like in the other of the first and the last pipeline stage, in this order; a group of
+  /// one for ranks of other stages, and without stages.
+  Communicator& ends() const { return *ends_; }
   /// The ranks that hold the same part of a parameter as this one: its gradient is summed over them.
   /// Collective over the stage the first time that it is asked for this way of cutting.
   Communicator& replicas(const Placement& placement) const;
@@ -76,6 +89,7 @@ class Mesh {
   AxisCoords coords_;
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
   std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate
+  std::shared_ptr<Communicator> ends_;
   /// How a parameter is cut on these ranks: its grid, and of each dimension the axis, parts and `within`.
   using Cut = std::array<int, 1 + 3 * Placement::kMaxSharded>;
   mutable std::map<Cut, std::shared_ptr<Communicator>> replicas_;

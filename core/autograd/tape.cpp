@@ -11,11 +11,6 @@ thread_local Tape* active_tape = nullptr;
 thread_local int replay_depth = 0;
 std::atomic<uint64_t> next_tape_id{1};
 
-Tensor ones_like(const Tensor& t) {
-  if (t.dtype() == DType::f64) return Tensor::from(std::vector<double>(1, 1.0), t.shape(), t.device());
-  SHOAL_CHECK(t.dtype() == DType::f32, "Tape::backward: expected an f32 or f64 loss, got ", t.dtype());
-  return Tensor::from(std::vector<float>(1, 1.0F), t.shape(), t.device());
-}
 }  // namespace
 
 Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
@@ -50,14 +45,29 @@ Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const 
 }
 
 Tape::Tape(Mode mode, bool replay)
-    : id_(next_tape_id++), previous_(active_tape), mode_(mode), replay_(replay || replaying()) {
+    : id_(next_tape_id++), mode_(mode), replay_(replay || replaying()) {
+  enter();
+}
+
+void Tape::enter() {
+  previous_ = active_tape;
   active_tape = this;
   if (replay_) replay_depth++;
 }
 
-Tape::~Tape() {
+void Tape::leave() {
   active_tape = previous_;
   if (replay_) replay_depth--;
+}
+
+void Tape::park() {
+  SHOAL_CHECK(active_tape == this, "Tape::park: expected the active tape");
+  leave();
+  parked_ = true;
+}
+
+Tape::~Tape() {
+  if (!parked_) leave();
   // A pass that was never run backward (an error, or a forward-only use) must not leave uses counted.
   for (const Record& record : records_) {
     for (const GradRef& in : record.function->inputs_) {
@@ -167,14 +177,29 @@ void Tape::run(Record& record) {
   }
 }
 
-void Tape::backward(const Tensor& loss) {
+Tensor Tape::unit_gradient(const Tensor& loss) {
   SHOAL_CHECK(loss.numel() == 1, "Tape::backward: expected a scalar loss, got shape ", loss.shape());
-  backward({loss}, {ones_like(loss)});
+  if (loss.dtype() == DType::f64) return Tensor::from(std::vector<double>(1, 1.0), loss.shape(), loss.device());
+  SHOAL_CHECK(loss.dtype() == DType::f32, "Tape::backward: expected an f32 or f64 loss, got ", loss.dtype());
+  return Tensor::from(std::vector<float>(1, 1.0F), loss.shape(), loss.device());
+}
+
+void Tape::backward(const Tensor& loss) {
+  backward({loss}, {unit_gradient(loss)});
 }
 
 void Tape::backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grads) {
   SHOAL_CHECK(outputs.size() == grads.size(), "Tape::backward: ", outputs.size(), " outputs but ",
               grads.size(), " gradients");
+  struct Active {
+    explicit Active(Tape& t) : tape(t) {
+      if (tape.parked_) tape.enter();
+    }
+    ~Active() {
+      if (tape.parked_) tape.leave();
+    }
+    Tape& tape;
+  } const active(*this);
   for (size_t i = 0; i < outputs.size(); i++) {
     const GradRef& ref = outputs[i].grad_ref;
     if (!grads[i].defined() || !ref) continue;

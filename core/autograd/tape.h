@@ -32,6 +32,14 @@ class Tape {
   /// Backward from several outputs with given gradients (an undefined gradient counts as none).
   void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grads);
 
+  /// What a loss starts backward with: 1, in its dtype (f32 or f64).
+  static Tensor unit_gradient(const Tensor& loss);
+
+  /// Ends the recording: the tape that was active before is so again, and this one may be run backward later,
+  /// while others are open. Call it while this is the active tape. backward() of a parked tape makes it the
+  /// active one for its time.
+  void park();
+
   size_t num_records() const { return records_.size(); }
 
   /// The calling thread's active tape, or nullptr.
@@ -66,11 +74,13 @@ class Tape {
   void deliver(const GradRef& to, const Tensor& grad, const Shape& shape, Device device);
   void run(Record& record);
   void run_all();
+  void enter();
+  void leave();
 
   uint64_t id_;
-  Tape* previous_;
+  Tape* previous_ = nullptr;
   Mode mode_;
-  bool replay_;
+  bool replay_, parked_ = false;
   std::vector<Record> records_;
   std::vector<Tensor> slots_;
   std::vector<Leaf*> counted_;  // Mode::count_uses: uses to take back unless recompute keeps them

@@ -117,7 +117,12 @@ Parameter& Module::add_parameter(const BuildContext& context, const std::string&
   parameter->global_shape = global_shape;
   parameter->placement = placement;
   parameter->kind = kind;
+  parameter->held = context.held;
   parameter->box = box_of(global_shape, placement, context.coords);
+  if (!context.held) {
+    parameter->box.start.set(0, 0);
+    parameter->box.extent.set(0, 0);
+  }
   parameter->value = Tensor::empty(parameter->box.extent, context.dtype, context.device);
   parameter->leaf.grad_dtype = context.dtype == DType::f64 ? DType::f64 : DType::f32;
   fill_init(*parameter, init, context.seed);

@@ -30,6 +30,10 @@ struct Parameter {
   Tensor value;  // this rank's shard; value.grad_ref.leaf == &leaf
   Leaf leaf;
   Box box;  // where value lies in the global tensor
+  /// false: it belongs to other pipeline stages; value and box are empty. Every rank knows all parameters.
+  bool held = true;
+  /// The first and the last pipeline stage both hold it, and their gradients are summed (a tied embedding).
+  bool on_both_ends = false;
 
   Parameter() = default;
   Parameter(const Parameter&) = delete;

@@ -30,13 +30,16 @@ struct ParityCase {
   Device device = {};        // of every tensor of the engine
   int64_t chunks = 1;        // of the all_to_all dispatcher
   bool pad = false;          // to the capacity
+  int pp = 1, virtual_stages = 1;
+  std::string schedule = "1f1b";
+  std::vector<int64_t> stage_layers = {};  // empty: balanced
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
                etp > 1 ? str(", etp ", etp) : "", ", accumulation ", accumulation, ", ", dispatcher,
                ", balance ", balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
                recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
-               pad ? ", padded" : "");
+               pad ? ", padded" : "", pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "");
   }
 };
 
@@ -158,15 +161,21 @@ inline EngineOptions parity_engine(const ParityCase& c) {
   return options;
 }
 
-/// Collective over `world`; every rank gets the same result.
-inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
+inline ParallelLayout parity_layout(const ParityCase& c, int world) {
   ParallelLayout layout;
   layout.tp = c.tp;
-  layout.dp = world->size() / c.tp;
+  layout.pp = c.pp;
+  layout.dp = world / (c.tp * c.pp);
   layout.ep = c.ep;
   layout.etp = c.etp;
-  layout.edp = world->size() / (c.ep * c.etp);
-  const Mesh mesh(world, layout);
+  layout.edp = world / (c.ep * c.etp * c.pp);
+  layout.pipeline = {pipeline_kind(c.schedule), c.virtual_stages, c.stage_layers};
+  return layout;
+}
+
+/// Collective over `world`; every rank gets the same result.
+inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Communicator>& world) {
+  const Mesh mesh(world, parity_layout(c, world->size()));
   TrainEngine engine(parity_engine(c), mesh);
 
   ParityResult result;

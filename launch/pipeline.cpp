@@ -1,0 +1,165 @@
+#include "launch/pipeline.h"
+
+#include <deque>
+#include <utility>
+
+#include "core/base/profiler.h"
+
+namespace shoal {
+
+using Kind = PipelineAction::Kind;
+
+struct Pipeline::Message {
+  Tensor tensor;
+  Work work;
+};
+
+struct Pipeline::Pass {
+  std::span<const ModelBatch> batches;
+  const ForwardContext& context;
+  const OnTerms& on_terms;
+  const std::function<void()>* before_last_backward;  // null: forward alone
+
+  /// A forward pass whose backward has not run.
+  struct Open {
+    std::unique_ptr<Tape> tape;
+    std::unique_ptr<Leaf> input;  // collects the gradient of what the stage before has sent
+    Shape input_shape;
+    Device device;
+    Tensor result, loss;  // what backward starts from; values of `result` are not kept
+  };
+  using Place = std::pair<int, int>;                       // stage, micro-batch
+  std::map<Place, Open> open;
+  std::map<std::pair<bool, Place>, Message> arriving;      // gradient?, of the stage that made it
+  std::deque<Message> leaving;
+};
+
+Pipeline::Pipeline(Model& model, const Mesh& mesh)
+    : model_(model), mesh_(mesh), links_(mesh.comm(Axis::pp), mesh.layout().pipeline.virtual_stages > 1) {}
+Pipeline::~Pipeline() = default;
+
+PipelineShape Pipeline::shape(size_t num_micro_batches) const {
+  return {mesh_.layout().pp, mesh_.layout().pipeline.virtual_stages, static_cast<int>(num_micro_batches)};
+}
+
+void Pipeline::train(std::span<const ModelBatch> micro_batches, const ForwardContext& context,
+                     const OnTerms& on_terms, const std::function<void()>& before_last_backward) {
+  std::vector<PipelineStep>& steps = train_steps_[micro_batches.size()];
+  if (steps.empty() && !micro_batches.empty()) {
+    steps = pipeline_steps(
+        make_pipeline_schedule(mesh_.layout().pipeline.schedule, shape(micro_batches.size())),
+        mesh_.coords()[Axis::pp].index);
+  }
+  Pass pass{micro_batches, context, on_terms, &before_last_backward, {}, {}, {}};
+  run(steps, pass);
+}
+
+void Pipeline::forward(std::span<const ModelBatch> micro_batches, const ForwardContext& context,
+                       const OnTerms& on_terms) {
+  std::vector<PipelineStep>& steps = forward_steps_[micro_batches.size()];
+  if (steps.empty() && !micro_batches.empty())
+    steps = pipeline_steps(make_forward_schedule(shape(micro_batches.size())), mesh_.coords()[Axis::pp].index);
+  const NoGrad no_grad;
+  Pass pass{micro_batches, context, on_terms, nullptr, {}, {}, {}};
+  run(steps, pass);
+}
+
+void Pipeline::run(const std::vector<PipelineStep>& steps, Pass& pass) {
+  for (const PipelineStep& step : steps) {
+    start_receives(step, pass);
+    if (&step == &steps.back() && pass.before_last_backward != nullptr) (*pass.before_last_backward)();
+    const Tensor message =
+        step.action.kind == Kind::forward ? run_forward(step.action, pass) : run_backward(step.action, pass);
+    send(step, message, pass);
+  }
+  for (Message& message : pass.leaving) message.work.wait();
+}
+
+void Pipeline::start_receives(const PipelineStep& step, Pass& pass) {
+  for (const PipelineTransfer& t : step.receives) {
+    const PipelineAction& made_by = t.made_by;
+    Message message{model_.make_stage_input(pass.batches[static_cast<size_t>(made_by.micro_batch)]), {}};
+    message.work = links_.receive(message.tensor, t.from);
+    pass.arriving.emplace(std::pair{made_by.kind != Kind::forward, Pass::Place{made_by.stage, made_by.micro_batch}},
+                          std::move(message));
+  }
+}
+
+/// What another stage has made for this one.
+Tensor Pipeline::received(Kind kind, int stage, int micro_batch, Pass& pass) {
+  const auto at = pass.arriving.find({kind != Kind::forward, {stage, micro_batch}});
+  SHOAL_CHECK(at != pass.arriving.end(), "pipeline: nothing was received from the ",
+              PipelineAction{kind, stage, micro_batch}.text());
+  Message message = std::move(at->second);
+  pass.arriving.erase(at);
+  const ProfileSection section("pipeline", ProfileSection::kWhole);
+  message.work.wait();
+  return std::move(message.tensor);
+}
+
+void Pipeline::send(const PipelineStep& step, const Tensor& message, Pass& pass) {
+  while (!pass.leaving.empty() && pass.leaving.front().work.test()) {
+    pass.leaving.front().work.wait();
+    pass.leaving.pop_front();
+  }
+  for (const PipelineTransfer& t : step.sends)
+    pass.leaving.push_back({message, links_.send(message, t.to)});
+}
+
+/// Returns what goes to the next stage.
+Tensor Pipeline::run_forward(const PipelineAction& action, Pass& pass) {
+  const auto& [kind, stage, b] = action;
+  const ModelBatch& batch = pass.batches[static_cast<size_t>(b)];
+  Tensor x_TD = stage > 0 ? received(Kind::forward, stage - 1, b, pass) : Tensor{};
+  if (pass.before_last_backward == nullptr) {
+    const StageResult result = model_.forward_stage(stage, x_TD, batch, pass.context);
+    if (pass.on_terms) pass.on_terms(result.terms);
+    return result.x_TD;
+  }
+  Pass::Open open;
+  if (x_TD.defined()) {
+    open.input = std::make_unique<Leaf>();
+    open.input->grad_dtype = x_TD.dtype();
+    open.input->uses_left = 1 << 20;  // never "ready": it is no parameter
+    open.input_shape = x_TD.shape();
+    open.device = x_TD.device();
+    x_TD.grad_ref.leaf = open.input.get();
+  }
+  open.tape = std::make_unique<Tape>();
+  StageResult result = [&] {
+    const ProfileForward phase;
+    return model_.forward_stage(stage, x_TD, batch, pass.context);
+  }();
+  open.tape->park();
+  pass.on_terms(result.terms);
+  open.loss = result.terms.total;
+  if (result.x_TD.defined()) {
+    open.result = Tensor::empty(Shape{0}, result.x_TD.dtype(), result.x_TD.device());
+    open.result.grad_ref = result.x_TD.grad_ref;
+  }
+  pass.open.emplace(Pass::Place{stage, b}, std::move(open));
+  return result.x_TD.defined() ? result.x_TD.detach() : Tensor{};
+}
+
+/// Returns the gradient of what came from the stage before.
+Tensor Pipeline::run_backward(const PipelineAction& action, Pass& pass) {
+  const auto& [kind, stage, b] = action;
+  const auto at = pass.open.find({stage, b});
+  SHOAL_CHECK(at != pass.open.end(), "pipeline: ", action.text(), " without a forward");
+  Pass::Open open = std::move(at->second);
+  pass.open.erase(at);
+  std::vector<Tensor> outputs, gradients;
+  if (open.result.defined()) {
+    outputs.push_back(open.result);
+    gradients.push_back(received(Kind::backward, stage + 1, b, pass));
+  }
+  if (open.loss.defined()) {
+    outputs.push_back(open.loss);
+    gradients.push_back(Tape::unit_gradient(open.loss));
+  }
+  open.tape->backward(outputs, std::exchange(gradients, {}));
+  if (!open.input) return {};
+  return open.input->grad_buffer(open.input_shape, open.device);
+}
+
+}  // namespace shoal

@@ -1,0 +1,47 @@
+// A layout against one rank, with ranks as threads; results of one rank are kept.
+#pragma once
+
+#include <map>
+
+#include "tests/support/parity.h"
+
+namespace shoal::testing {
+
+inline double tolerance_of(DType dtype) {
+  return dtype == DType::f64 ? 1e-11 : 1e-5;
+}
+
+inline ParityResult run_case(const ParityCase& c, int world_size) {
+  ParityResult result;
+  run_ranks(world_size, [&](const std::shared_ptr<Communicator>& world) {
+    ParityResult mine = run_parity(c, world);
+    if (world->rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+inline ParityCase one_rank(ParityCase c) {
+  c.ep = 1;
+  c.tp = 1;
+  c.etp = 1;
+  c.pp = 1;
+  c.virtual_stages = 1;
+  c.schedule = "1f1b";
+  c.stage_layers = {};
+  c.accumulation = 1;
+  c.dispatcher = "local";
+  c.empty_ranks = false;
+  c.recompute = "none";
+  c.chunks = 1;
+  return c;
+}
+
+inline void expect_parity(const ParityCase& c, int world) {
+  static std::map<std::string, ParityResult> references;
+  const ParityCase base = one_rank(c);
+  const std::string key = base.name(1) + c.model;
+  if (!references.contains(key)) references[key] = run_case(base, 1);
+  EXPECT_TRUE(same_result(run_case(c, world), references[key], tolerance_of(c.dtype))) << c.name(world);
+}
+
+}  // namespace shoal::testing
