@@ -119,8 +119,12 @@ const Choice kIdleOptimizer{"sgd", nullptr};
 void free_batch(LoadedConfig& loaded, int world_size) {
   TrainConfig& config = loaded.config;
   ParallelOptions& parallel = config.parallel;  // where the training's degrees do not fit
+  if (world_size % (parallel.tp * parallel.pp) != 0) {
+    parallel.pp = 1;
+    parallel.pipeline = {};
+  }
   if (world_size % parallel.tp != 0) parallel.tp = 1;
-  if (world_size % (parallel.etp * parallel.ep.value_or(1)) != 0) parallel.etp = 1;
+  if (world_size % (parallel.etp * parallel.ep.value_or(1) * parallel.pp) != 0) parallel.etp = 1;
   const int64_t micro_batch =
       config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
   config.data.micro_batch.value = micro_batch;

@@ -102,6 +102,17 @@ double largest_share(int64_t count, int ranks) {
   return count == 0 ? 1 : static_cast<double>(first.end) / static_cast<double>(count);
 }
 
+/// Forward passes whose activations a rank of a pipeline keeps at most, each of all its stages: the first rank's
+/// number (parallel/pipeline_schedule.h).
+double passes_kept(const ParallelLayout& layout, int64_t num_micro_batches) {
+  const auto m = static_cast<double>(num_micro_batches), p = static_cast<double>(layout.pp),
+             v = static_cast<double>(layout.pipeline.virtual_stages);
+  if (layout.pipeline.schedule == PipelineKind::gpipe) return m;
+  if (layout.pipeline.schedule == PipelineKind::interleaved)
+    return std::min(m, (2 * (p - 1) + (v - 1) * p + 1) / v);
+  return std::min(m, p);
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {

@@ -68,7 +68,7 @@ void DataOptions::fields(FieldVisitor& v) {
   v("loader", loader, "order and packing of samples");
   v("seq_len", seq_len, "tokens per sequence", in_range(1, kMaxRows));
   v("global_batch", global_batch, "sequences per optimizer step, over all ranks", in_range(1, kMaxRows));
-  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp",
+  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp, with pipeline stages that in micro-batches",
     in_range(1, kMaxRows));
 }
 
@@ -233,7 +233,8 @@ ParallelLayout layout_of(const TrainConfig& config, int world_size) {
 }
 
 int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout) {
-  return config.data.micro_batch.value_or(config.data.global_batch / layout.dp);
+  const int64_t sequences = config.data.global_batch / layout.dp;
+  return config.data.micro_batch.value_or(sequences / auto_micro_batches(sequences, layout));
 }
 
 std::string to_yaml(const TrainConfig& config) {

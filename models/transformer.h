@@ -52,6 +52,7 @@ struct TransformerOptions final : ModelOptions {
   int64_t num_experts() const override;
   ModelSizes sizes() const override;
   ModelFacts facts(int64_t vocab_size, int64_t seq_len) const override;
+  double largest_share(const ParallelLayout& layout, int64_t vocab_size, int64_t seq_len) const override;
   void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const override;
 
   // What `auto` stands for.

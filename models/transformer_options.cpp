@@ -54,10 +54,11 @@ void TransformerOptions::fields(FieldVisitor& v) {
 
 ModelSizes TransformerOptions::sizes() const {
   const AttentionShape attention = attention_shape();
-  ModelSizes sizes{num_experts(), attention.heads, attention.kv_heads, 0};
+  ModelSizes sizes{num_experts(), attention.heads, attention.kv_heads, 0, 0};
   const auto consider = [&](int64_t width) {
     sizes.narrowest_ffn = sizes.narrowest_ffn == 0 ? width : std::min(sizes.narrowest_ffn, width);
   };
+  sizes.layers = layers;
   if (num_moe_layers() < layers) consider(ffn_hidden());
   if (num_moe_layers() > 0 && shared_hidden() > 0) consider(shared_hidden());
   if (num_moe_layers() > 0) sizes.expert_width = expert_hidden();
@@ -125,6 +126,14 @@ std::vector<int64_t> TransformerOptions::stage_layers(const ParallelLayout& layo
   // An embedding reads and writes rows, a head multiplies with all of the table.
   const auto embedding = static_cast<double>(hidden_size), head = embedding * static_cast<double>(vocab_size);
   return balanced_stages(costs, embedding, head, layout.num_stages());
+}
+
+double TransformerOptions::largest_share(const ParallelLayout& layout, int64_t vocab_size,
+                                         int64_t seq_len) const {
+  std::vector<int64_t> of_rank(static_cast<size_t>(layout.pp), 0);
+  const std::vector<int64_t> stages = stage_layers(layout, vocab_size, seq_len);
+  for (size_t stage = 0; stage < stages.size(); stage++) of_rank[stage % of_rank.size()] += stages[stage];
+  return static_cast<double>(*std::ranges::max_element(of_rank)) / static_cast<double>(layers);
 }
 
 int64_t TransformerOptions::num_experts() const {

@@ -12,13 +12,26 @@ ParallelOptions::ParallelOptions() {
   dispatcher.kind = "all_to_all";
 }
 
+void PipelineOptions::fields(FieldVisitor& v) {
+  v("schedule", schedule,
+    "order of forward and backward passes: 1f1b keeps few micro-batches; interleaved gives each rank several "
+    "stages and waits less; gpipe runs all forward passes first",
+    one_of({"1f1b", "interleaved", "gpipe"}));
+  v("virtual_stages", virtual_stages, "stages of each pipeline rank; above 1 for interleaved", in_range(1, 1 << 10));
+  v("layout", layout,
+    "layers of each of the pp x virtual_stages stages, e.g. [3, 4, 4, 3]; the embedding is in front of the first, "
+    "the head behind the last; []: balanced by cost",
+    in_range(0, 1 << 16));
+}
+
 void ParallelOptions::fields(FieldVisitor& v) {
   v("dp", dp, "data parallel replicas of the dense part; auto: world / (tp * cp * pp)", in_range(1, 1 << 20));
   v("tp", tp,
     "tensor parallel ranks: they cut heads, FFN widths and the vocabulary, and share the rows between them",
     in_range(1, 1 << 20));
   v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", in_range(1, 1 << 20));
-  v("pp", pp, "pipeline stages (1 in this version)", in_range(1, 1 << 20));
+  v("pp", pp, "pipeline ranks, each with a part of the layers", in_range(1, 1 << 20));
+  v("pipeline", pipeline, "how pipeline ranks work together");
   v("ep", ep,
     "expert parallel ranks, which hold whole experts of every MoE layer (numbers differ by at most one); "
     "auto: "
@@ -53,7 +66,7 @@ class Rules {
 };
 
 void check_degrees(const ParallelOptions& o, Rules& rules) {
-  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}, {"pp", o.pp}};
+  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}};
   for (const auto& [key, degree] : later) {
     const std::string path = str("parallel.", key);
     rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
@@ -62,6 +75,7 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
   rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
   rules.require(o.etp >= 1, "parallel.etp", "expected a degree >= 1, got ", o.etp,
                 "; 1 switches the axis off");
+  rules.require(o.pp >= 1, "parallel.pp", "expected a degree >= 1, got ", o.pp, "; 1 switches the axis off");
   rules.require(o.ep.value_or(1) >= 1, "parallel.ep", "expected a degree >= 1 or auto, got ",
                 o.ep.value_or(1), "; 1 switches the axis off");
   rules.require(o.dp.value_or(1) >= 1, "parallel.dp", "expected a degree >= 1 or auto, got ",
@@ -137,7 +151,53 @@ void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
                 " (a run that is resumed keeps its global_batch)");
 }
 
+/// Rules of pipeline stages and of the micro-batches that pass them.
+void check_pipeline(const ParallelOptions& o, const LayoutFacts& facts, int64_t dp, Rules& rules) {
+  const PipelineOptions& pipeline = o.pipeline;
+  const int64_t v = pipeline.virtual_stages, stages = o.pp * v, layers = facts.model.layers;
+  const bool interleaved = pipeline.schedule == "interleaved";
+  rules.require(v >= 1, "parallel.pipeline.virtual_stages", "expected at least 1, got ", v);
+  rules.require(v <= 1 || (interleaved && o.pp > 1), "parallel.pipeline.virtual_stages", v,
+                " stages per rank need schedule: interleaved and pp above 1, got schedule: ", pipeline.schedule,
+                " and pp = ", o.pp, "; set virtual_stages: 1");
+  const std::vector<int64_t>& layout = pipeline.layout;
+  const std::string stages_text = str("pp (", o.pp, ") x virtual_stages (", v, ") = ", stages, " stages");
+  if (layout.empty()) {
+    rules.require(layers == 0 || stages <= layers, "parallel.pp", stages_text, " are more than the model's ", layers,
+                  " layers; lower pp or virtual_stages, or set parallel.pipeline.layout");
+  } else {
+    const int64_t sum = std::accumulate(layout.begin(), layout.end(), int64_t{0});
+    rules.require(std::ssize(layout) == stages, "parallel.pipeline.layout", "expected the layers of ", stages_text,
+                  ", got ", layout.size(), " numbers");
+    rules.require(sum == layers, "parallel.pipeline.layout", "expected numbers whose sum is model.layers (", layers,
+                  "), got ", sum);
+    for (size_t i = 1; i + 1 < layout.size(); i++) {
+      rules.require(layout[i] >= 1, "parallel.pipeline.layout", "stage ", i,
+                    " has no layers; only the first (embedding) and the last (head) may have none");
+    }
+  }
+  const int64_t sequences = facts.global_batch / dp;
+  if (!interleaved || o.pp == 1 || sequences < 1 || facts.micro_batch < 0) return;
+  ParallelLayout resolved;
+  resolved.pp = static_cast<int>(o.pp);
+  resolved.pipeline.schedule = PipelineKind::interleaved;
+  const int64_t count =
+      facts.micro_batch == 0 ? auto_micro_batches(sequences, resolved) : sequences / facts.micro_batch;
+  rules.require(count % o.pp == 0, "parallel.pipeline.schedule", "interleaved runs micro-batches in groups of pp (",
+                o.pp, "), got ", count, " = global_batch (", facts.global_batch, ") / dp (", dp,
+                ") / micro_batch; change data.global_batch or data.micro_batch, or use 1f1b");
+}
+
 }  // namespace
+
+int64_t auto_micro_batches(int64_t sequences, const ParallelLayout& layout) {
+  if (layout.pp == 1) return 1;
+  const int64_t group = layout.pipeline.schedule == PipelineKind::interleaved ? layout.pp : 1;
+  for (int64_t count = layout.pp; count <= sequences; count++) {
+    if (sequences % count == 0 && count % group == 0) return count;
+  }
+  return std::max<int64_t>(1, sequences);
+}
 
 ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts& facts,
                               const ConfigNode& origins, ConfigErrors& errors) {
@@ -150,6 +210,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   check_experts(options, facts, rules);
   check_tensor(options, facts.model, rules);
   check_batch(dp, facts, rules);
+  check_pipeline(options, facts, dp, rules);
   if (rules.failed()) return {};
   ParallelLayout layout;
   layout.tp = static_cast<int>(options.tp);
@@ -159,6 +220,8 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   layout.etp = static_cast<int>(options.etp);
   layout.ep = static_cast<int>(resolve_ep(options, facts));
   layout.edp = facts.world_size / (layout.etp * layout.ep * layout.pp);
+  layout.pipeline = {pipeline_kind(options.pipeline.schedule), static_cast<int>(options.pipeline.virtual_stages),
+                     options.pipeline.layout};
   return layout;
 }
 

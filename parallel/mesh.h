@@ -17,11 +17,20 @@
 
 namespace shoal {
 
+/// The `parallel.pipeline:` section of a config.
+struct PipelineOptions {
+  std::string schedule = "1f1b";
+  int64_t virtual_stages = 1;
+  std::vector<int64_t> layout;  // layers of each stage; empty: balanced
+  void fields(FieldVisitor& v);
+};
+
 /// The `parallel:` section of a config.
 struct ParallelOptions {
   AutoInt dp;  // auto: world / (tp * cp * pp)
   int64_t tp = 1, cp = 1, pp = 1, etp = 1;
   AutoInt ep{1};          // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
+  PipelineOptions pipeline;
   Choice dispatcher;      // DispatcherRegistry; default all_to_all
   double bucket_mb = 25;  // gradients are reduced in buckets of this size
   ParallelOptions();
@@ -48,6 +57,7 @@ struct ModelSizes {
   int64_t heads = 0, kv_heads = 0;  // of attention; heads / kv_heads queries share a key/value head
   int64_t narrowest_ffn = 0;        // the smallest width of dense FFNs and shared experts
   int64_t expert_width = 0;         // of a routed expert
+  int64_t layers = 0;               // that pipeline stages can have
 };
 
 /// What the layout must fit.
@@ -62,6 +72,10 @@ struct LayoutFacts {
 /// nothing throws.
 ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts& facts,
                               const ConfigNode& origins, ConfigErrors& errors);
+
+/// Micro-batches of a replica's `sequences` where data.micro_batch is auto: one without pipeline stages, else as
+/// few equal ones as keep all stages busy (at least pp, for interleaved a multiple of it), or one per sequence.
+int64_t auto_micro_batches(int64_t sequences, const ParallelLayout& layout);
 
 class Mesh {
  public:
