@@ -102,8 +102,8 @@ double largest_share(int64_t count, int ranks) {
   return count == 0 ? 1 : static_cast<double>(first.end) / static_cast<double>(count);
 }
 
-/// Forward passes whose activations a rank of a pipeline keeps at most, each of all its stages: the first rank's
-/// number (parallel/pipeline_schedule.h).
+/// Forward passes whose activations a rank of a pipeline keeps at most, each of all its stages: the first
+/// rank's number (parallel/pipeline_schedule.h).
 double passes_kept(const ParallelLayout& layout, int64_t num_micro_batches) {
   const auto m = static_cast<double>(num_micro_batches), p = static_cast<double>(layout.pp),
              v = static_cast<double>(layout.pipeline.virtual_stages);
@@ -121,9 +121,19 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const auto experts = static_cast<double>(facts.params_expert);
   // Tensor parallel ranks cut all dense matrices; activations are not known to be cut, so they are an upper
   // bound.
-  const double params = (static_cast<double>(facts.params_total) - experts) / static_cast<double>(layout.tp) +
-                        experts * largest_share(config.model_options().sizes().num_experts, layout.ep) /
-                            static_cast<double>(layout.etp);
+  double params = (static_cast<double>(facts.params_total) - experts) / static_cast<double>(layout.tp) +
+                  experts * largest_share(config.model_options().sizes().num_experts, layout.ep) /
+                      static_cast<double>(layout.etp);
+  // A pipeline rank has some of the layers, and at an end the embedding or the head beside them; layers count
+  // alike.
+  double share = 1, passes = 1;
+  if (layout.pp > 1) {
+    const int64_t sequences = config.data.global_batch / layout.dp;
+    share = config.model_options().largest_share(layout, vocab_size, config.data.seq_len);
+    passes = passes_kept(layout, sequences / micro_batch_of(config, layout));
+    const double table = static_cast<double>(facts.params_embedding) / static_cast<double>(layout.tp);
+    params = (params - table) * share + table;
+  }
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   PassShape pass;
   pass.vocab_size = vocab_size;
@@ -139,8 +149,8 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   out.gradients = params * element;
   out.weights = params * element;
   out.optimizer = params * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
-  out.packed_weights = memory.packed_weights;
-  out.activations = memory.activations;
+  out.packed_weights = memory.packed_weights * share;
+  out.activations = memory.activations * share * passes;
   out.work = memory.work;
   return out;
 }

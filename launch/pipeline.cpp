@@ -28,9 +28,9 @@ struct Pipeline::Pass {
     Device device;
     Tensor result, loss;  // what backward starts from; values of `result` are not kept
   };
-  using Place = std::pair<int, int>;                       // stage, micro-batch
+  using Place = std::pair<int, int>;  // stage, micro-batch
   std::map<Place, Open> open;
-  std::map<std::pair<bool, Place>, Message> arriving;      // gradient?, of the stage that made it
+  std::map<std::pair<bool, Place>, Message> arriving;  // gradient?, of the stage that made it
   std::deque<Message> leaving;
 };
 
@@ -46,9 +46,9 @@ void Pipeline::train(std::span<const ModelBatch> micro_batches, const ForwardCon
                      const OnTerms& on_terms, const std::function<void()>& before_last_backward) {
   std::vector<PipelineStep>& steps = train_steps_[micro_batches.size()];
   if (steps.empty() && !micro_batches.empty()) {
-    steps = pipeline_steps(
-        make_pipeline_schedule(mesh_.layout().pipeline.schedule, shape(micro_batches.size())),
-        mesh_.coords()[Axis::pp].index);
+    steps =
+        pipeline_steps(make_pipeline_schedule(mesh_.layout().pipeline.schedule, shape(micro_batches.size())),
+                       mesh_.coords()[Axis::pp].index);
   }
   Pass pass{micro_batches, context, on_terms, &before_last_backward, {}, {}, {}};
   run(steps, pass);
@@ -58,7 +58,8 @@ void Pipeline::forward(std::span<const ModelBatch> micro_batches, const ForwardC
                        const OnTerms& on_terms) {
   std::vector<PipelineStep>& steps = forward_steps_[micro_batches.size()];
   if (steps.empty() && !micro_batches.empty())
-    steps = pipeline_steps(make_forward_schedule(shape(micro_batches.size())), mesh_.coords()[Axis::pp].index);
+    steps =
+        pipeline_steps(make_forward_schedule(shape(micro_batches.size())), mesh_.coords()[Axis::pp].index);
   const NoGrad no_grad;
   Pass pass{micro_batches, context, on_terms, nullptr, {}, {}, {}};
   run(steps, pass);
@@ -80,8 +81,9 @@ void Pipeline::start_receives(const PipelineStep& step, Pass& pass) {
     const PipelineAction& made_by = t.made_by;
     Message message{model_.make_stage_input(pass.batches[static_cast<size_t>(made_by.micro_batch)]), {}};
     message.work = links_.receive(message.tensor, t.from);
-    pass.arriving.emplace(std::pair{made_by.kind != Kind::forward, Pass::Place{made_by.stage, made_by.micro_batch}},
-                          std::move(message));
+    pass.arriving.emplace(
+        std::pair{made_by.kind != Kind::forward, Pass::Place{made_by.stage, made_by.micro_batch}},
+        std::move(message));
   }
 }
 
@@ -102,8 +104,7 @@ void Pipeline::send(const PipelineStep& step, const Tensor& message, Pass& pass)
     pass.leaving.front().work.wait();
     pass.leaving.pop_front();
   }
-  for (const PipelineTransfer& t : step.sends)
-    pass.leaving.push_back({message, links_.send(message, t.to)});
+  for (const PipelineTransfer& t : step.sends) pass.leaving.push_back({message, links_.send(message, t.to)});
 }
 
 /// Returns what goes to the next stage.

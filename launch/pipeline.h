@@ -27,11 +27,11 @@ class Pipeline {
 
   /// Called with the losses of each forward pass.
   using OnTerms = std::function<void(const LossTerms& terms)>;
-  /// Forward and backward of all micro-batches; gradients add up in the parameters. before_last_backward: before
-  /// this rank's last one. Every rank of a pipeline passes micro-batches of the same shapes; those of another
-  /// replica may be others, as many. Collective.
-  void train(std::span<const ModelBatch> micro_batches, const ForwardContext& context, const OnTerms& on_terms,
-             const std::function<void()>& before_last_backward);
+  /// Forward and backward of all micro-batches; gradients add up in the parameters. before_last_backward:
+  /// before this rank's last one. Every rank of a pipeline passes micro-batches of the same shapes; those of
+  /// another replica may be others, as many. Collective.
+  void train(std::span<const ModelBatch> micro_batches, const ForwardContext& context,
+             const OnTerms& on_terms, const std::function<void()>& before_last_backward);
   /// Forward alone, without gradients. Collective.
   void forward(std::span<const ModelBatch> micro_batches, const ForwardContext& context,
                const OnTerms& on_terms);

@@ -68,7 +68,9 @@ void DataOptions::fields(FieldVisitor& v) {
   v("loader", loader, "order and packing of samples");
   v("seq_len", seq_len, "tokens per sequence", in_range(1, kMaxRows));
   v("global_batch", global_batch, "sequences per optimizer step, over all ranks", in_range(1, kMaxRows));
-  v("micro_batch", micro_batch, "sequences per rank and forward pass; auto: global_batch / dp, with pipeline stages that in micro-batches",
+  v("micro_batch", micro_batch,
+    "sequences per rank and forward pass; auto: global_batch / dp, with pipeline stages that in "
+    "micro-batches",
     in_range(1, kMaxRows));
 }
 

@@ -115,7 +115,8 @@ class Model : public Module {
   /// Memory for this rank's rows between two stages; not initialised.
   virtual Tensor make_stage_input(const ModelBatch& batch) const = 0;
 
-  /// The same of a model that is not cut: all of it. Records the forward pass of a micro-batch. Collective over the ep group when there are MoE layers.
+  /// The same of a model that is not cut: all of it. Records the forward pass of a micro-batch. Collective
+  /// over the ep group when there are MoE layers.
   virtual LossTerms loss(const ModelBatch& batch, const ForwardContext& context) = 0;
 
   /// Logits [B, V] of the last of `tokens` new tokens per sequence, which are appended to `state`. No

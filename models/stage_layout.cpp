@@ -9,8 +9,8 @@ namespace shoal {
 
 namespace {
 
-/// Each stage takes as many layers as it may within `limit`, and leaves one for each stage behind it. Empty when
-/// the last one gets too much.
+/// Each stage takes as many layers as it may within `limit`, and leaves one for each stage behind it. Empty
+/// when the last one gets too much.
 std::vector<int64_t> fill_stages(const std::vector<double>& costs, double first, double last, int num_stages,
                                  double limit) {
   std::vector<int64_t> counts;
@@ -48,7 +48,12 @@ std::vector<int64_t> balanced_stages(const std::vector<double>& layer_costs, dou
       best = std::move(counts);
     }
   }
-  return best;
+  if (num_stages == 1) return best;
+  // The stages in front of the last one as even as they can be by themselves.
+  const std::vector<double> others(layer_costs.begin(), layer_costs.end() - best.back());
+  std::vector<int64_t> counts = balanced_stages(others, first, 0, num_stages - 1);
+  counts.push_back(best.back());
+  return counts;
 }
 
 std::vector<StageLayers> stage_ranges(const std::vector<int64_t>& layers_per_stage) {

@@ -96,7 +96,8 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
       stage_ranks_(context.mesh->comm(Axis::pp)),
       stages_(stage_ranges(options.stage_layers(context.mesh->layout(), vocab_size_, seq_len_))) {
   // Every rank knows all parameters; it holds those of its stages.
-  const int rank = stage_ranks_.rank(), num_ranks = stage_ranks_.size(), last = static_cast<int>(stages_.size()) - 1;
+  const int rank = stage_ranks_.rank(), num_ranks = stage_ranks_.size(),
+            last = static_cast<int>(stages_.size()) - 1;
   const auto built = [&](bool held) {
     BuildContext build = context.build;
     build.held = held;
@@ -106,8 +107,9 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
   const BuildContext first = built(has_first), end = built(has_last);
   const AttentionShape attention = options.attention_shape();
   const Shape table{vocab_size_, options.hidden_size};
-  embedding_ = &add_parameter(built(has_first || (options.tie_embeddings && has_last)), "embedding.weight", table,
-                              Init::normal(options.init.std), ParamKind::embedding, Placement::tensor(0));
+  embedding_ =
+      &add_parameter(built(has_first || (options.tie_embeddings && has_last)), "embedding.weight", table,
+                     Init::normal(options.init.std), ParamKind::embedding, Placement::tensor(0));
   embedding_->on_both_ends = options.tie_embeddings && num_ranks > 1;
   position_ = PositionRegistry::make(
       options.position, PositionContext{first.child("position"), options.hidden_size, options.heads,

@@ -148,7 +148,7 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   const int64_t learned = position.kind == "learned" ? seq_len * D : 0;
   facts.params_embedding = V * D + learned;
   int64_t total = facts.params_embedding + (tie_embeddings ? 0 : V * D);
-  int64_t idle = 0;               // parameters of experts that a token does not use
+  int64_t idle = 0;                                   // parameters of experts that a token does not use
   double multiply_adds = static_cast<double>(V * D);  // per token: matrix products and attention scores
   const int64_t norms = norm_shape().num_params();
   for (int64_t l = 0; l < layers; l++) {
@@ -162,8 +162,7 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
     facts.params_expert += E * one;
     total += E * one + moe.router_params(D);
     idle += (E - moe.top_k) * one;
-    if (shared_hidden() > 0)
-      total += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
+    if (shared_hidden() > 0) total += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
   }
   if (norm.placement == "pre") total += norms;
   facts.params_total = total;

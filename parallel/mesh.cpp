@@ -17,9 +17,11 @@ void PipelineOptions::fields(FieldVisitor& v) {
     "order of forward and backward passes: 1f1b keeps few micro-batches; interleaved gives each rank several "
     "stages and waits less; gpipe runs all forward passes first",
     one_of({"1f1b", "interleaved", "gpipe"}));
-  v("virtual_stages", virtual_stages, "stages of each pipeline rank; above 1 for interleaved", in_range(1, 1 << 10));
+  v("virtual_stages", virtual_stages, "stages of each pipeline rank; above 1 for interleaved",
+    in_range(1, 1 << 10));
   v("layout", layout,
-    "layers of each of the pp x virtual_stages stages, e.g. [3, 4, 4, 3]; the embedding is in front of the first, "
+    "layers of each of the pp x virtual_stages stages, e.g. [3, 4, 4, 3]; the embedding is in front of the "
+    "first, "
     "the head behind the last; []: balanced by cost",
     in_range(0, 1 << 16));
 }
@@ -158,19 +160,19 @@ void check_pipeline(const ParallelOptions& o, const LayoutFacts& facts, int64_t 
   const bool interleaved = pipeline.schedule == "interleaved";
   rules.require(v >= 1, "parallel.pipeline.virtual_stages", "expected at least 1, got ", v);
   rules.require(v <= 1 || (interleaved && o.pp > 1), "parallel.pipeline.virtual_stages", v,
-                " stages per rank need schedule: interleaved and pp above 1, got schedule: ", pipeline.schedule,
-                " and pp = ", o.pp, "; set virtual_stages: 1");
+                " stages per rank need schedule: interleaved and pp above 1, got schedule: ",
+                pipeline.schedule, " and pp = ", o.pp, "; set virtual_stages: 1");
   const std::vector<int64_t>& layout = pipeline.layout;
   const std::string stages_text = str("pp (", o.pp, ") x virtual_stages (", v, ") = ", stages, " stages");
   if (layout.empty()) {
-    rules.require(layers == 0 || stages <= layers, "parallel.pp", stages_text, " are more than the model's ", layers,
-                  " layers; lower pp or virtual_stages, or set parallel.pipeline.layout");
+    rules.require(layers == 0 || stages <= layers, "parallel.pp", stages_text, " are more than the model's ",
+                  layers, " layers; lower pp or virtual_stages, or set parallel.pipeline.layout");
   } else {
     const int64_t sum = std::accumulate(layout.begin(), layout.end(), int64_t{0});
-    rules.require(std::ssize(layout) == stages, "parallel.pipeline.layout", "expected the layers of ", stages_text,
-                  ", got ", layout.size(), " numbers");
-    rules.require(sum == layers, "parallel.pipeline.layout", "expected numbers whose sum is model.layers (", layers,
-                  "), got ", sum);
+    rules.require(std::ssize(layout) == stages, "parallel.pipeline.layout", "expected the layers of ",
+                  stages_text, ", got ", layout.size(), " numbers");
+    rules.require(sum == layers, "parallel.pipeline.layout", "expected numbers whose sum is model.layers (",
+                  layers, "), got ", sum);
     for (size_t i = 1; i + 1 < layout.size(); i++) {
       rules.require(layout[i] >= 1, "parallel.pipeline.layout", "stage ", i,
                     " has no layers; only the first (embedding) and the last (head) may have none");
@@ -183,8 +185,9 @@ void check_pipeline(const ParallelOptions& o, const LayoutFacts& facts, int64_t 
   resolved.pipeline.schedule = PipelineKind::interleaved;
   const int64_t count =
       facts.micro_batch == 0 ? auto_micro_batches(sequences, resolved) : sequences / facts.micro_batch;
-  rules.require(count % o.pp == 0, "parallel.pipeline.schedule", "interleaved runs micro-batches in groups of pp (",
-                o.pp, "), got ", count, " = global_batch (", facts.global_batch, ") / dp (", dp,
+  rules.require(count % o.pp == 0, "parallel.pipeline.schedule",
+                "interleaved runs micro-batches in groups of pp (", o.pp, "), got ", count,
+                " = global_batch (", facts.global_batch, ") / dp (", dp,
                 ") / micro_batch; change data.global_batch or data.micro_batch, or use 1f1b");
 }
 
@@ -220,8 +223,8 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   layout.etp = static_cast<int>(options.etp);
   layout.ep = static_cast<int>(resolve_ep(options, facts));
   layout.edp = facts.world_size / (layout.etp * layout.ep * layout.pp);
-  layout.pipeline = {pipeline_kind(options.pipeline.schedule), static_cast<int>(options.pipeline.virtual_stages),
-                     options.pipeline.layout};
+  layout.pipeline = {pipeline_kind(options.pipeline.schedule),
+                     static_cast<int>(options.pipeline.virtual_stages), options.pipeline.layout};
   return layout;
 }
 

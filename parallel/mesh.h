@@ -29,7 +29,7 @@ struct PipelineOptions {
 struct ParallelOptions {
   AutoInt dp;  // auto: world / (tp * cp * pp)
   int64_t tp = 1, cp = 1, pp = 1, etp = 1;
-  AutoInt ep{1};          // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
+  AutoInt ep{1};  // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
   PipelineOptions pipeline;
   Choice dispatcher;      // DispatcherRegistry; default all_to_all
   double bucket_mb = 25;  // gradients are reduced in buckets of this size
@@ -73,8 +73,9 @@ struct LayoutFacts {
 ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts& facts,
                               const ConfigNode& origins, ConfigErrors& errors);
 
-/// Micro-batches of a replica's `sequences` where data.micro_batch is auto: one without pipeline stages, else as
-/// few equal ones as keep all stages busy (at least pp, for interleaved a multiple of it), or one per sequence.
+/// Micro-batches of a replica's `sequences` where data.micro_batch is auto: one without pipeline stages, else
+/// as few equal ones as keep all stages busy (at least pp, for interleaved a multiple of it), or one per
+/// sequence.
 int64_t auto_micro_batches(int64_t sequences, const ParallelLayout& layout);
 
 class Mesh {

@@ -15,7 +15,8 @@ class PipelineLinks {
   PipelineLinks(Communicator& ranks, bool ring);
 
   // Both return at once; the tensor belongs to the call until its Work has been waited for. Messages of one
-  // direction arrive in the order in which they were sent, with the shape and dtype that the receiver expects.
+  // direction arrive in the order in which they were sent, with the shape and dtype that the receiver
+  // expects.
   Work send(const Tensor& message, int to) const;
   Work receive(const Tensor& message, int from) const;
 

@@ -44,8 +44,7 @@ Tensor* Function::leaf_grad(int input, const Shape& shape, Device device) const 
   return &grad_views_[i];
 }
 
-Tape::Tape(Mode mode, bool replay)
-    : id_(next_tape_id++), mode_(mode), replay_(replay || replaying()) {
+Tape::Tape(Mode mode, bool replay) : id_(next_tape_id++), mode_(mode), replay_(replay || replaying()) {
   enter();
 }
 
@@ -179,7 +178,8 @@ void Tape::run(Record& record) {
 
 Tensor Tape::unit_gradient(const Tensor& loss) {
   SHOAL_CHECK(loss.numel() == 1, "Tape::backward: expected a scalar loss, got shape ", loss.shape());
-  if (loss.dtype() == DType::f64) return Tensor::from(std::vector<double>(1, 1.0), loss.shape(), loss.device());
+  if (loss.dtype() == DType::f64)
+    return Tensor::from(std::vector<double>(1, 1.0), loss.shape(), loss.device());
   SHOAL_CHECK(loss.dtype() == DType::f32, "Tape::backward: expected an f32 or f64 loss, got ", loss.dtype());
   return Tensor::from(std::vector<float>(1, 1.0F), loss.shape(), loss.device());
 }

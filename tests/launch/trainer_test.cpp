@@ -50,6 +50,44 @@ TEST(Trainer, RE_01_ResumesUnderAnyLayoutWithTheSameResult) {
   }
 }
 
+TEST(Trainer, PipelineRunsResumeUnderOtherNumbersOfStages) {
+  TinyRun run;
+  const auto train = [&](int ranks, std::vector<std::string> settings) {
+    settings.insert(settings.end(),
+                    {"run.precision=f64", "model.layers=4", "eval.every=3", "parallel.ep=auto"});
+    return run.train(ranks, settings);
+  };
+  const RunOutcome whole = train(1, {"run.name=whole"});
+  train(4, {"parallel.pp=2"});
+  run.forget(9);
+  run.forget(6);
+  train(1, {});  // 4..9
+  run.forget(9);
+  const RunOutcome three = train(6, {"parallel.pp=3", "parallel.dp=1", "parallel.tp=2"});  // 7..9
+  run.forget(9);
+  const RunOutcome interleaved =
+      train(2, {"parallel.pp=2", "parallel.pipeline={schedule: interleaved, virtual_stages: 2}"});  // 7..9
+  for (const RunOutcome* last : {&three, &interleaved}) {
+    ASSERT_EQ(whole.state.size(), last->state.size());
+    for (const auto& [name, values] : whole.state) {
+      double largest = 0;
+      for (const double v : values) largest = std::max(largest, std::abs(v));
+      EXPECT_TRUE(close(last->state.at(name), values, {1e-9, 1e-9 * largest})) << name;
+    }
+    ASSERT_EQ(whole.rows.size(), last->rows.size());
+    EXPECT_EQ(whole.rows.back()["kind"], "eval");
+    EXPECT_NEAR(whole.rows.back()["loss"], last->rows.back()["loss"], 1e-9);
+    const auto counts = [](const nlohmann::json& row) {
+      std::vector<std::string> all;
+      for (const auto& layer : row.value("moe", nlohmann::json::array()))
+        all.push_back(layer["counts"].dump() + layer["bias_max"].dump());
+      return all;
+    };
+    for (size_t i = 0; i < whole.rows.size(); i++)
+      EXPECT_EQ(counts(whole.rows[i]), counts(last->rows[i])) << i;
+  }
+}
+
 TEST(Trainer, EV_01_EvaluationAndSavingChangeNothing) {
   TinyRun never, often;
   const RunOutcome a = never.train(

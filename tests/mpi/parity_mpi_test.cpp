@@ -10,6 +10,9 @@ const ParityResult& one_rank_result(ParityCase c) {
   static std::map<std::string, ParityResult> results;
   c.ep = 1;
   c.tp = 1;
+  c.pp = 1;
+  c.virtual_stages = 1;
+  c.schedule = "1f1b";
   c.etp = 1;
   c.accumulation = 1;
   c.dispatcher = "local";
@@ -97,6 +100,23 @@ TEST(ParityMpi, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank)
     if (ep == 0 || world % ep != 0) continue;
     expect_parity({.ep = ep, .etp = world / ep, .accumulation = 2, .model = kModel});
     expect_parity({.ep = ep, .tp = world % 2 == 0 ? 2 : 1, .model = kModel});
+  }
+}
+
+TEST(ParityMpi, PipelineStagesGiveTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  const char* const model = "layers: 4, kv_heads: 2";
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved"}) {
+    for (const char* balance : {"global", "bias"}) {
+      ParityCase c{
+          .accumulation = world, .balance = balance, .model = model, .pp = world, .schedule = schedule};
+      if (world <= 4) expect_parity(c);
+      if (schedule == std::string("interleaved") && world % 2 == 0) c.virtual_stages = 2;
+      c.pp = 2;
+      if (world % 2 == 0) expect_parity(c);
+      c.ep = c.tp = 2;
+      if (world % 4 == 0) expect_parity(c);
+    }
   }
 }
 

@@ -78,9 +78,67 @@ TEST(ResolveLayout, RefusesLaterAxesByName) {
   const auto messages = problems(options, {.world_size = 2, .global_batch = 8}, "parallel:\n  cp: 2\n");
   ASSERT_EQ(messages.size(), 1U);
   EXPECT_EQ(messages[0], "config parallel.cp (exp.yaml:2:7): cp = 2 is not in this version; set it to 1");
-  options = {};
-  options.cp = options.pp = 2;
-  EXPECT_EQ(problems(options, {.world_size = 4}).size(), 2U);
+}
+
+TEST(ResolveLayout, PipelineStagesMustFitLayersAndMicroBatches) {
+  const auto options = [](int64_t pp, const PipelineOptions& pipeline) {
+    ParallelOptions all;
+    all.pp = pp;
+    all.pipeline = pipeline;
+    return all;
+  };
+  const auto found = [&](int64_t pp, const PipelineOptions& pipeline, int64_t micro_batch = 1) {
+    return problems(options(pp, pipeline), {.world_size = 2 * static_cast<int>(pp),
+                                            .model = {.layers = 8},
+                                            .global_batch = 12,
+                                            .micro_batch = micro_batch});
+  };
+  const std::string key = "config parallel.pipeline.";
+  EXPECT_TRUE(found(3, {}).empty());
+  EXPECT_TRUE(found(2, {"interleaved", 4, {}}).empty());
+  EXPECT_TRUE(found(2, {"1f1b", 1, {0, 8}}).empty());
+  EXPECT_EQ(found(9, {}),
+            std::vector<std::string>{
+                "config parallel.pp (default): pp (9) x virtual_stages (1) = 9 stages are more than "
+                "the model's 8 layers; lower pp or virtual_stages, or set parallel.pipeline.layout"});
+  EXPECT_EQ(
+      found(2, {"1f1b", 2, {}}),
+      std::vector<std::string>{key + "virtual_stages (default): 2 stages per rank need schedule: interleaved "
+                                     "and pp above 1, got schedule: 1f1b and pp = 2; set virtual_stages: 1"});
+  EXPECT_EQ(found(2, {"1f1b", 1, {4, 3, 1}}),
+            std::vector<std::string>{
+                key + "layout (default): expected the layers of pp (2) x virtual_stages (1) = 2 "
+                      "stages, got 3 numbers"});
+  EXPECT_EQ(found(2, {"1f1b", 1, {4, 3}}),
+            std::vector<std::string>{
+                key + "layout (default): expected numbers whose sum is model.layers (8), got 7"});
+  EXPECT_EQ(found(3, {"1f1b", 1, {8, 0, 0}}),
+            std::vector<std::string>{
+                key + "layout (default): stage 1 has no layers; only the first (embedding) and "
+                      "the last (head) may have none"});
+  EXPECT_EQ(
+      found(2, {"interleaved", 1, {}}, 2),
+      std::vector<std::string>{
+          key +
+          "schedule (default): interleaved runs micro-batches in groups of pp (2), got 3 = global_batch "
+          "(12) / dp (2) / micro_batch; change data.global_batch or data.micro_batch, or use 1f1b"});
+  const ParallelLayout layout = resolved(options(2, {"interleaved", 2, {1, 2, 3, 2}}),
+                                         {.world_size = 2, .model = {.layers = 8}, .global_batch = 4});
+  EXPECT_EQ(layout.num_stages(), 4);
+  EXPECT_EQ(layout.pipeline.layers, (std::vector<int64_t>{1, 2, 3, 2}));
+}
+
+TEST(ResolveLayout, MicroBatchesAreAsFewAsKeepAllStagesBusy) {
+  ParallelLayout layout;
+  EXPECT_EQ(auto_micro_batches(12, layout), 1);
+  layout.pp = 4;
+  EXPECT_EQ(auto_micro_batches(12, layout), 4);
+  EXPECT_EQ(auto_micro_batches(10, layout), 5);
+  EXPECT_EQ(auto_micro_batches(7, layout), 7);
+  EXPECT_EQ(auto_micro_batches(3, layout), 3);
+  layout.pipeline.schedule = PipelineKind::interleaved;
+  EXPECT_EQ(auto_micro_batches(24, layout), 4);
+  EXPECT_EQ(auto_micro_batches(10, layout), 10);  // which the rules refuse
 }
 
 TEST(ResolveLayout, TensorParallelRanksMustFitHeadsAndWidths) {

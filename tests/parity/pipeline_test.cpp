@@ -27,29 +27,53 @@ TEST(PipelineParity, StagesWorkWithEveryOtherAxisAndBalance) {
   for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
     expect_parity({.accumulation = 2, .balance = balance, .model = kFourLayers, .pp = 2}, 4);
     expect_parity({.ep = 2, .accumulation = 2, .balance = balance, .model = kFourLayers, .pp = 2}, 4);
-    expect_parity({.ep = 2, .tp = 2, .accumulation = 3, .balance = balance, .model = kFourLayers, .pp = 2}, 4);
-    expect_parity(
-        {.ep = 4, .tp = 2, .accumulation = 2, .balance = balance, .capacity = "probability", .model = kFourLayers,
-         .pp = 2},
-        8);
+    expect_parity({.ep = 2, .tp = 2, .accumulation = 3, .balance = balance, .model = kFourLayers, .pp = 2},
+                  4);
+    expect_parity({.ep = 4,
+                   .tp = 2,
+                   .accumulation = 2,
+                   .balance = balance,
+                   .capacity = "probability",
+                   .model = kFourLayers,
+                   .pp = 2},
+                  8);
   }
-  expect_parity({.ep = 2, .accumulation = 2, .balance = "bias", .dtype = DType::f32, .model = kFourLayers, .pp = 4},
-                8);
+  expect_parity(
+      {.ep = 2, .accumulation = 2, .balance = "bias", .dtype = DType::f32, .model = kFourLayers, .pp = 4}, 8);
 }
 
 TEST(PipelineParity, InterleavedStagesGiveTheResultOfOneRank) {
   for (const char* balance : {"none", "global", "bias"}) {
-    expect_parity({.accumulation = 4, .balance = balance, .model = kFourLayers, .pp = 2, .virtual_stages = 2,
+    expect_parity({.accumulation = 4,
+                   .balance = balance,
+                   .model = kFourLayers,
+                   .pp = 2,
+                   .virtual_stages = 2,
                    .schedule = "interleaved"},
                   2);
-    expect_parity({.ep = 2, .tp = 2, .accumulation = 2, .balance = balance, .capacity = "position",
-                   .model = kFourLayers, .pp = 2, .virtual_stages = 2, .schedule = "interleaved"},
+    expect_parity({.ep = 2,
+                   .tp = 2,
+                   .accumulation = 2,
+                   .balance = balance,
+                   .capacity = "position",
+                   .model = kFourLayers,
+                   .pp = 2,
+                   .virtual_stages = 2,
+                   .schedule = "interleaved"},
                   4);
   }
-  expect_parity({.accumulation = 6, .balance = "sequence", .model = kSixLayers, .pp = 3, .virtual_stages = 2,
+  expect_parity({.accumulation = 6,
+                 .balance = "sequence",
+                 .model = kSixLayers,
+                 .pp = 3,
+                 .virtual_stages = 2,
                  .schedule = "interleaved"},
                 3);
-  expect_parity({.accumulation = 2, .balance = "sequence", .model = kSixLayers, .pp = 2, .virtual_stages = 3,
+  expect_parity({.accumulation = 2,
+                 .balance = "sequence",
+                 .model = kSixLayers,
+                 .pp = 2,
+                 .virtual_stages = 3,
                  .schedule = "interleaved"},
                 4);
 }
@@ -83,12 +107,17 @@ TEST(PipelineParity, OtherArchitecturesGiveTheResultOfOneRank) {
 
 TEST(PipelineParity, RecomputationAndRanksWithoutSequencesChangeNothing) {
   for (const char* recompute : {"block", "[norms, activations, up_projections]"}) {
-    expect_parity({.ep = 2, .accumulation = 4, .balance = "global", .capacity = "position", .recompute = recompute,
-                   .model = kFourLayers, .pp = 2},
+    expect_parity({.ep = 2,
+                   .accumulation = 4,
+                   .balance = "global",
+                   .capacity = "position",
+                   .recompute = recompute,
+                   .model = kFourLayers,
+                   .pp = 2},
                   4);
   }
-  expect_parity({.ep = 2, .accumulation = 3, .balance = "bias", .empty_ranks = true, .model = kFourLayers, .pp = 2},
-                4);
+  expect_parity(
+      {.ep = 2, .accumulation = 3, .balance = "bias", .empty_ranks = true, .model = kFourLayers, .pp = 2}, 4);
   // More micro-batches than sequences: some have no tokens.
   expect_parity({.accumulation = 6, .balance = "sequence", .model = kFourLayers, .pp = 2}, 4);
 }

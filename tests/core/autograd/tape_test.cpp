@@ -66,6 +66,28 @@ struct Miscounts final : Function {
   std::vector<Tensor> backward(const std::vector<Tensor>&) override { return {{}, {}}; }
 };
 
+TEST(Tape, ParkedTapesRunBackwardInAnyOrder) {
+  Weight w(1);
+  std::vector<std::string> events;
+  Tape first;
+  const Tensor a = apply(Traced("a", &events), w.tensor);
+  first.park();
+  EXPECT_EQ(Tape::active(), nullptr);
+  Tape second;
+  const Tensor b = apply(Traced("b", &events), w.tensor);
+  second.park();
+  EXPECT_EQ(w.leaf.uses_left, 2);
+  first.backward({a}, {a.detach()});
+  EXPECT_EQ(w.num_ready, 0);  // the other pass is open
+  EXPECT_EQ(Tape::active(), nullptr);
+  second.backward({b}, {b.detach()});
+  EXPECT_EQ(w.num_ready, 1);
+  EXPECT_EQ(events, (std::vector<std::string>{"+a", "+b", "-a", "-b"}));
+  EXPECT_EQ(w.grad(), 2);
+  Tape third;
+  EXPECT_THROW(first.park(), Error);  // not the active one
+}
+
 TEST(Tape, BackwardRunsInExactReverseProgramOrder) {
   Weight w(1);
   std::vector<std::string> events;
