@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "parallel/moe/dispatcher.h"
+#include "parallel/shared_segment.h"
 
 namespace shoal {
 
@@ -43,6 +44,11 @@ void ParallelOptions::fields(FieldVisitor& v) {
     in_range(1, 1 << 20));
   v.choice("dispatcher", dispatcher, DispatcherRegistry::instance(),
            "how token rows reach the ranks of their experts");
+  v("ranks_per_node", ranks_per_node,
+    "consecutive ranks that share a node, for the dispatcher hierarchical and the counts of what is sent "
+    "between "
+    "nodes; auto: found at start",
+    in_range(1, 1 << 20));
   v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB",
     in_range(1e-4, 1 << 20));
 }
@@ -211,6 +217,10 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   if (!positive) return {};  // the products below would say nothing more
   const int64_t dp = check_world(options, facts, rules);
   check_experts(options, facts, rules);
+  const int64_t per_node = options.ranks_per_node.value_or(1);
+  rules.require(per_node >= 1 && facts.world_size % std::max<int64_t>(1, per_node) == 0,
+                "parallel.ranks_per_node", "ranks_per_node (", per_node, ") must divide the world size (",
+                facts.world_size, "); leave it at auto, or start a multiple of ", per_node, " ranks");
   check_tensor(options, facts.model, rules);
   check_batch(dp, facts, rules);
   check_pipeline(options, facts, dp, rules);
@@ -222,6 +232,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   layout.dp = static_cast<int>(dp);
   layout.etp = static_cast<int>(options.etp);
   layout.ep = static_cast<int>(resolve_ep(options, facts));
+  layout.ranks_per_node = static_cast<int>(options.ranks_per_node.value_or(0));
   layout.edp = facts.world_size / (layout.etp * layout.ep * layout.pp);
   layout.pipeline = {pipeline_kind(options.pipeline.schedule),
                      static_cast<int>(options.pipeline.virtual_stages), options.pipeline.layout};
@@ -252,6 +263,43 @@ int degree(const ParallelLayout& layout, Axis axis) {
 
 }  // namespace
 
+namespace {
+
+/// Of each rank of the world.
+std::vector<int> find_nodes(Communicator& world, int ranks_per_node) {
+  std::vector<int> nodes;
+  if (ranks_per_node > 0) {
+    for (int r = 0; r < world.size(); r++) nodes.push_back(r / ranks_per_node);
+    return nodes;
+  }
+  std::vector<std::string> known;
+  for (const std::string& domain : world.gather_strings(memory_domain())) {
+    const auto found = std::ranges::find(known, domain);
+    nodes.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(domain);
+  }
+  return nodes;
+}
+
+}  // namespace
+
+std::vector<int> Mesh::nodes(Axis axis) const {
+  // Ranks of the group differ in this coordinate only.
+  const std::array dense = {Axis::tp, Axis::cp, Axis::dp, Axis::pp},
+                   expert = {Axis::etp, Axis::ep, Axis::edp, Axis::pp};
+  const bool in_dense = std::ranges::find(dense, axis) != dense.end();
+  int stride = 1;
+  for (const Axis before : in_dense ? dense : expert) {
+    if (before == axis) break;
+    stride *= degree(layout_, before);
+  }
+  const int first = world_->rank() - coords_[axis].index * stride;
+  std::vector<int> nodes;
+  for (int i = 0; i < coords_[axis].size; i++)
+    nodes.push_back(node_of_rank_[static_cast<size_t>(first + i * stride)]);
+  return nodes;
+}
+
 Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
     : world_(std::move(world)), layout_(layout) {
   const int size = world_->size(), rank = world_->rank();
@@ -276,6 +324,7 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
   };
   add_axes(dense);
   add_axes(expert);
+  node_of_rank_ = find_nodes(*world_, layout_.ranks_per_node);
   const AxisCoord stage = coords_[Axis::pp];
   stage_ = stage.size == 1 ? world_ : world_->split(stage.index, rank, "stage");
   const bool at_end = stage.index == 0 || stage.index == stage.size - 1;

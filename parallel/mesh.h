@@ -31,8 +31,9 @@ struct ParallelOptions {
   int64_t tp = 1, cp = 1, pp = 1, etp = 1;
   AutoInt ep{1};  // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
   PipelineOptions pipeline;
-  Choice dispatcher;      // DispatcherRegistry; default all_to_all
-  double bucket_mb = 25;  // gradients are reduced in buckets of this size
+  Choice dispatcher;       // DispatcherRegistry; default all_to_all
+  AutoInt ranks_per_node;  // auto: found at start
+  double bucket_mb = 25;   // gradients are reduced in buckets of this size
   ParallelOptions();
   void fields(FieldVisitor& v);
 };
@@ -49,6 +50,7 @@ struct ParallelLayout {
   int etp = 1, ep = 1, edp = 1;        // expert grid; pp is shared
   PipelineLayout pipeline = {};
   int num_stages() const { return pp * pipeline.virtual_stages; }
+  int ranks_per_node = 0;  // consecutive ones of the world; 0: nodes are found
 };
 
 /// Sizes of a model that a layout must fit. 0: the model has no such thing.
@@ -89,6 +91,9 @@ class Mesh {
   Communicator& world() const { return *world_; }
   /// This rank's group along an axis; a group of one for axes of size 1.
   Communicator& comm(Axis axis) const { return *comms_[static_cast<size_t>(axis)]; }
+  /// The node of each rank of this rank's group along an axis: nodes are numbered in the order of their first
+  /// rank of the world.
+  std::vector<int> nodes(Axis axis) const;
   /// Ranks that hold different tokens: dp (times cp). Losses, counts and dense gradients are summed over it.
   Communicator& tokens() const { return comm(Axis::dp); }
   /// This rank and its like in the other of the first and the last pipeline stage, in this order; a group of
@@ -102,6 +107,7 @@ class Mesh {
   std::shared_ptr<Communicator> world_;
   ParallelLayout layout_;
   AxisCoords coords_;
+  std::vector<int> node_of_rank_;  // of the world
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
   std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate
   std::shared_ptr<Communicator> ends_;

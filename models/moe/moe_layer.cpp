@@ -132,7 +132,8 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
   router_ = RouterRegistry::make(options.router, router);
   add_module(*router_);
   dispatcher_ = DispatcherRegistry::make(
-      *context.dispatcher, DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts});
+      *context.dispatcher,
+      DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts, context.mesh->nodes(Axis::ep)});
   experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, context.mesh->comm(Axis::etp),
                                        build.child("experts"));
   add_module(*experts_);

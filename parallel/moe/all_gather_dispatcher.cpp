@@ -72,6 +72,7 @@ class AllGatherDispatcher final : public Dispatcher {
  public:
   explicit AllGatherDispatcher(const DispatcherContext& context)
       : group_(context.group), num_experts_(context.num_experts) {
+    if (group_ != nullptr) meter_ = TrafficMeter(context.nodes, group_->rank());
     SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
                 "all_gather dispatcher: expected an ep group of at most num_experts (", num_experts_,
                 ") ranks");
@@ -87,6 +88,7 @@ class AllGatherDispatcher final : public Dispatcher {
     SHOAL_CHECK(x_TD.dims() == 2 && x_TD.size(0) == expert_ids_TK.size(0),
                 "all_gather dispatcher: expected x [T, D] with the T of expert_ids_TK ",
                 expert_ids_TK.shape(), ", got ", x_TD.shape());
+    count_rows(x_TD);
     Dispatched dispatched{apply(TakeTokens(*group_, plan), x_TD), plan->rows_per_expert, plan};
     return Pending<Dispatched>([dispatched] { return dispatched; });
   }
@@ -96,12 +98,20 @@ class AllGatherDispatcher final : public Dispatcher {
     plan_of<AllGatherPlan>(plan, "all_gather");
     auto own = std::static_pointer_cast<const AllGatherPlan>(plan);
     const SortedAssignments& s = own->own;
+    count_rows(y_RD);
     const Tensor y_ND = apply(TakeResults(*group_, own), y_RD);
     const Tensor y = combine_rows(y_ND, weights_TK, s.slots_TK, s.row_N, s.choice_N);
     return Pending<Tensor>([y] { return y; });
   }
 
+  DispatchTraffic traffic() const override { return meter_.total(); }
+
  private:
+  /// All of them go to every other rank.
+  void count_rows(const Tensor& x) {
+    const std::vector<int64_t> rows(static_cast<size_t>(group_->size()), x.size(0));
+    meter_.sent(rows, x.size(1) * dtype_size(x.dtype()));
+  }
   std::shared_ptr<const AllGatherPlan> make_plan(const Tensor& expert_ids_TK) {
     auto plan = std::make_shared<AllGatherPlan>();
     const auto me = static_cast<size_t>(group_->rank());
@@ -142,6 +152,7 @@ class AllGatherDispatcher final : public Dispatcher {
 
   Communicator* group_;
   int64_t num_experts_;
+  TrafficMeter meter_;
 };
 
 const bool registered = DispatcherRegistry::add<NoOptions>(

@@ -89,6 +89,7 @@ class AllToAllDispatcher final : public Dispatcher {
  public:
   AllToAllDispatcher(const AllToAllOptions& options, const DispatcherContext& context)
       : group_(context.group), num_experts_(context.num_experts) {
+    if (group_ != nullptr) meter_ = TrafficMeter(context.nodes, group_->rank());
     SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
                 "all_to_all dispatcher: expected an ep group of at most num_experts (", num_experts_,
                 ") ranks");
@@ -105,6 +106,7 @@ class AllToAllDispatcher final : public Dispatcher {
     plan->send_rows = rows_per_rank(plan->sorted.counts_E, group_->size());
     Counts counts = send_counts(plan->sorted.counts_E);
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
+    count_rows(plan->send_rows, x_ND);
     plan->arrival = arrival_of(0, counts.wait(), num_local(), x_TD.device(), rows_each);
     if (group_->size() == 1) {
       Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, plan};
@@ -125,6 +127,7 @@ class AllToAllDispatcher final : public Dispatcher {
       return combine_sorted(y_ND, weights_TK, plan_of<AllToAllPlan>(plan, "all_to_all").sorted);
     };
     if (group_->size() == 1) return Pending<Tensor>([y, finish] { return finish(y); });
+    count_rows(p.arrival.recv_rows, y);
     const StartedExchange rows = all_to_all_start(y, *group_, p.arrival.recv_rows, p.send_rows);
     return Pending<Tensor>([rows, finish] { return finish(all_to_all_wait(rows)); });
   }
@@ -148,13 +151,20 @@ class AllToAllDispatcher final : public Dispatcher {
       }
       parts.push_back({own, arrival_of(part, of_part, own.end - own.begin, device, rows_each)});
       rows.push_back({sent_rows(sorted.counts_E, part), parts.back().arrival.recv_rows});
+      count_rows(rows.back().send_rows, x_ND);
+      count_rows(rows.back().recv_rows, x_ND);  // of the way back
     }
     auto result = std::make_unique<AllToAllParts>(std::move(sorted), std::move(parts), num_local());
     result->start(x_ND, std::make_shared<PartedExchange>(*group_, std::move(rows)));
     return result;
   }
 
+  DispatchTraffic traffic() const override { return meter_.total(); }
+
  private:
+  void count_rows(const std::vector<int64_t>& rows, const Tensor& x) {
+    meter_.sent(rows, x.size(1) * dtype_size(x.dtype()));
+  }
   /// The counts that travel while rows are being put in order.
   struct Counts {
     Tensor sent, arriving;
@@ -229,6 +239,7 @@ class AllToAllDispatcher final : public Dispatcher {
   };
   Communicator* group_;
   int64_t num_experts_, num_parts_ = 1;
+  TrafficMeter meter_;
   std::vector<int64_t> experts_per_rank_;
   std::vector<KnownOrder> known_;  // of each part
   Tensor place_E_;

@@ -43,6 +43,9 @@ TEST_P(CudaDispatchers, MoveRowsLikeOnTheCpu) {
     for (const char* kind : {"all_to_all", "all_gather"})
       expect_same(run_dispatch(*staged, kind, c, DType::f32, kCuda),
                   run_dispatch(*world, kind, c, DType::f32));
+    const DispatchWay apart{.ranks_per_node = 1};
+    expect_same(run_dispatch(*staged, "hierarchical", c, DType::f32, kCuda, apart),
+                run_dispatch(*world, "hierarchical", c, DType::f32, {}, apart));
     const DispatchWay way{.chunks = 2, .padded = true};
     expect_same(run_dispatch(*staged, "all_to_all", c, DType::f32, kCuda, way),
                 run_dispatch(*world, "all_to_all", c, DType::f32, {}, way));

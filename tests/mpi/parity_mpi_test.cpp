@@ -14,6 +14,7 @@ const ParityResult& one_rank_result(ParityCase c) {
   c.virtual_stages = 1;
   c.schedule = "1f1b";
   c.etp = 1;
+  c.ranks_per_node = 0;
   c.accumulation = 1;
   c.dispatcher = "local";
   c.empty_ranks = false;
@@ -117,6 +118,18 @@ TEST(ParityMpi, PipelineStagesGiveTheResultOfOneRank) {
       c.ep = c.tp = 2;
       if (world % 4 == 0) expect_parity(c);
     }
+  }
+}
+
+TEST(ParityMpi, DispatchOverTwoLevelsGivesTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  for (const int per_node : {0, 1, 2}) {
+    if (per_node > 0 && world % per_node != 0) continue;
+    expect_parity({.ep = world,
+                   .dispatcher = "hierarchical",
+                   .balance = "bias",
+                   .model = "moe: {num_experts: 7, top_k: 3, hidden: 8}",
+                   .ranks_per_node = per_node});
   }
 }
 

@@ -287,6 +287,30 @@ TEST(Mesh, ArrangesBothGridsOverAllAxes) {
   });
 }
 
+TEST(Mesh, KnowsTheNodesOfAGroup) {
+  run_ranks(8, [](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh(world, {.tp = 2, .dp = 4, .etp = 2, .ep = 4, .edp = 1, .ranks_per_node = 4});
+    const int node = world->rank() / 4;
+    EXPECT_EQ(mesh.nodes(Axis::tp), std::vector<int>(2, node));
+    EXPECT_EQ(mesh.nodes(Axis::ep), (std::vector<int>{0, 0, 1, 1}));
+    EXPECT_EQ(mesh.nodes(Axis::dp), (std::vector<int>{0, 0, 1, 1}));
+    EXPECT_EQ(mesh.nodes(Axis::edp), std::vector<int>(1, node));
+    const Mesh found(world, {.dp = 8, .ep = 8});  // threads are on one
+    EXPECT_EQ(found.nodes(Axis::ep), std::vector<int>(8, 0));
+  });
+}
+
+TEST(ResolveLayout, RanksPerNodeMustDivideTheWorld) {
+  ParallelOptions options;
+  options.ranks_per_node.value = 3;
+  EXPECT_EQ(problems(options, {.world_size = 4, .global_batch = 4}),
+            std::vector<std::string>{
+                "config parallel.ranks_per_node (default): ranks_per_node (3) must divide the world "
+                "size (4); leave it at auto, or start a multiple of 3 ranks"});
+  options.ranks_per_node.value = 2;
+  EXPECT_EQ(resolved(options, {.world_size = 4, .global_batch = 4}).ranks_per_node, 2);
+}
+
 TEST(Mesh, RefusesALayoutThatDoesNotFitTheWorld) {
   EXPECT_THROW(
       Mesh(make_single_communicator(), {.tp = 1, .cp = 1, .dp = 2, .pp = 1, .etp = 1, .ep = 2, .edp = 1}),

@@ -33,6 +33,7 @@ inline ParityCase one_rank(ParityCase c) {
   c.empty_ranks = false;
   c.recompute = "none";
   c.chunks = 1;
+  c.ranks_per_node = 0;
   return c;
 }
 

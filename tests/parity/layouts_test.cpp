@@ -214,6 +214,27 @@ TEST(Parity, ExpertTensorParallelRanksDropPadRecomputeAndWaitForRanksWithoutRows
   }
 }
 
+TEST(Parity, DispatchOverTwoLevelsGivesTheResultOfOneRank) {
+  for (const auto& [world, ep, etp, per_node] :
+       {std::tuple{2, 2, 1, 1}, {4, 4, 1, 2}, {8, 4, 2, 4}, {8, 8, 1, 2}}) {
+    for (const char* recompute : {"none", "block"}) {
+      expect_parity({.ep = ep,
+                     .etp = etp,
+                     .accumulation = 2,
+                     .dispatcher = "hierarchical",
+                     .balance = "bias",
+                     .capacity = recompute == std::string("none") ? "position" : "off",
+                     .recompute = recompute,
+                     .model = "",
+                     .ranks_per_node = per_node},
+                    world);
+    }
+  }
+  const ParityCase mixed{
+      .ep = 2, .dispatcher = "hierarchical", .dtype = DType::f32, .model = "", .ranks_per_node = 1};
+  expect_parity(mixed, 2);
+}
+
 TEST(Parity, RanksWithoutAnySequenceChangeNothing) {
   for (const int ep : {1, 2, 4}) {
     for (const char* balance : {"sequence", "bias"}) {

@@ -33,6 +33,7 @@ struct ParityCase {
   int pp = 1, virtual_stages = 1;
   std::string schedule = "1f1b";
   std::vector<int64_t> stage_layers = {};  // empty: balanced
+  int ranks_per_node = 0;
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
@@ -168,6 +169,7 @@ inline ParallelLayout parity_layout(const ParityCase& c, int world) {
   layout.dp = world / (c.tp * c.pp);
   layout.ep = c.ep;
   layout.etp = c.etp;
+  layout.ranks_per_node = c.ranks_per_node;
   layout.edp = world / (c.ep * c.etp * c.pp);
   layout.pipeline = {pipeline_kind(c.schedule), c.virtual_stages, c.stage_layers};
   return layout;

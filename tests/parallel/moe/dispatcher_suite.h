@@ -54,6 +54,7 @@ inline const std::vector<RoutingCase>& routing_cases() {
 struct DispatchResult {
   Tensor x_RD, y_TD, dx_TD, dweights_TK;
   std::vector<int64_t> rows_per_expert;
+  DispatchTraffic traffic;
 };
 
 /// Expert e multiplies by e + 1 and squares, so a row at the wrong expert shows, and its gradient too.
@@ -74,6 +75,7 @@ inline Tensor expert_work(const Dispatched& d, int64_t first_expert) {
 struct DispatchWay {
   int64_t chunks = 1;  // of all_to_all
   bool padded = false;
+  int ranks_per_node = 0;  // 0: all on one
 };
 
 inline std::unique_ptr<Dispatcher> make_dispatcher(Communicator& group, const std::string& kind,
@@ -85,7 +87,9 @@ inline std::unique_ptr<Dispatcher> make_dispatcher(Communicator& group, const st
         load_yaml_text(str("{chunks: ", way.chunks, "}"), "test", errors), "",
         [&](FieldVisitor& v) { choice.options->fields(v); }, errors);
   errors.throw_if_any();
-  return DispatcherRegistry::make(choice, DispatcherContext{&group, num_experts});
+  std::vector<int> nodes;
+  for (int r = 0; way.ranks_per_node > 0 && r < group.size(); r++) nodes.push_back(r / way.ranks_per_node);
+  return DispatcherRegistry::make(choice, DispatcherContext{&group, num_experts, nodes});
 }
 
 /// The most assignments of one expert.
@@ -145,7 +149,7 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
     y = dispatcher->combine(expert_work(d, shard.begin), weights, d.plan).wait();
   }
   const auto to_cpu = [](const Tensor& t) { return t.clone().to(Device{}); };
-  DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert};
+  DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert, dispatcher->traffic()};
   tape.backward({y}, {part(kWidth, 3)});
   result.dx_TD = to_cpu(x_leaf.grad);
   result.dweights_TK = to_cpu(weights_leaf.grad);

@@ -108,6 +108,59 @@ TEST_P(EveryRouting, NM_03_AnyNumberOfRanksHasTheBitsOfOneRank) {
   }
 }
 
+void expect_close(const DispatchResult& got, const DispatchResult& want, double tolerance) {
+  using testing::close;
+  EXPECT_EQ(got.rows_per_expert, want.rows_per_expert);
+  EXPECT_TRUE(close(got.y_TD, want.y_TD, {tolerance, tolerance})) << "y_TD";
+  EXPECT_TRUE(close(got.dx_TD, want.dx_TD, {tolerance, tolerance})) << "dx_TD";
+  EXPECT_TRUE(close(got.dweights_TK, want.dweights_TK, {tolerance, tolerance})) << "dweights_TK";
+}
+
+TEST_P(EveryRouting, TwoLevelsGiveTheResultOfOne) {
+  for (const auto& [n, per_node] : {std::pair{1, 1}, {2, 1}, {4, 2}, {4, 1}, {4, 4}, {6, 2}, {6, 3}}) {
+    if (n > GetParam().num_experts) continue;
+    run_ranks(n, [&](const std::shared_ptr<Communicator>& world) {
+      const auto run = [&](const char* kind, DType dtype) {
+        return run_dispatch(*world, kind, GetParam(), dtype, {}, {.ranks_per_node = per_node});
+      };
+      expect_close(run("hierarchical", DType::f64), run("all_to_all", DType::f64), 1e-13);
+      expect_close(run("hierarchical", DType::f32), run("all_to_all", DType::f32), 1e-5);
+      if (per_node == n) expect_same(run("hierarchical", DType::f32), run("all_to_all", DType::f32));
+    });
+  }
+}
+
+/// Counted from the routing: rows of all_to_all for each (token, choice), of hierarchical for each (token,
+/// node), both ways.
+TEST_P(EveryRouting, BytesBetweenNodesAreCountedAndFewerOverTwoLevels) {
+  const RoutingCase& c = GetParam();
+  constexpr int kRanks = 4, kPerNode = 2;
+  constexpr int64_t kRowBytes = 5 * 4;
+  run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
+    int64_t first = 0, choices = 0, nodes = 0;
+    for (int r = 0; r < world->rank(); r++) first += c.tokens(r);
+    const int mine = world->rank() / kPerNode;
+    for (int64_t t = first; t < first + c.tokens(world->rank()); t++) {
+      int64_t away = 0;
+      for (int64_t k = 0; k < c.top_k; k++) {
+        const int32_t id = c.id(t, k);
+        if (id >= 0) away += id * kRanks / c.num_experts / kPerNode != mine ? 1 : 0;
+      }
+      choices += away;
+      nodes += away > 0 ? 1 : 0;
+    }
+    const auto sent = [&](const char* kind) {
+      const DispatchTraffic own =
+          run_dispatch(*world, kind, c, DType::f32, {}, {.ranks_per_node = kPerNode}).traffic;
+      return world->sum(own.between_nodes);
+    };
+    const int64_t flat = world->sum(choices), two_level = world->sum(nodes);
+    EXPECT_EQ(sent("all_to_all"), 2 * flat * kRowBytes);
+    EXPECT_EQ(sent("hierarchical"), 2 * two_level * kRowBytes);
+    EXPECT_LE(two_level, flat);
+  });
+}
+
 /// The definition, in loops: y[t] = sum over k of w[t, k] * f_e(x[t]), f_e(v) = (e + 1) v^2.
 TEST_P(EveryRouting, LocalMatchesTheDefinition) {
   const RoutingCase c = on_one_rank(GetParam(), 4);
@@ -229,6 +282,17 @@ TEST(Dispatcher, EMP_05_FewerTokensThanRanks) {
   });
 }
 
+TEST(Dispatcher, TwoLevelsNeedNodesOfEqualSizeInOrder) {
+  for (const std::vector<int>& nodes : {std::vector{0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 2}}) {
+    const std::string message = error_of([&] {
+      run_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+        DispatcherRegistry::make({"hierarchical", nullptr}, DispatcherContext{world.get(), 4, nodes});
+      });
+    });
+    EXPECT_NE(message.find("node by node, as many on each"), std::string::npos) << message;
+  }
+}
+
 TEST(Dispatcher, LocalRefusesExpertParallelism) {
   const std::string message = error_of([] {
     run_ranks(2, [](const std::shared_ptr<Communicator>& world) {
@@ -260,9 +324,9 @@ TEST(Dispatcher, RefusesIdsAndTokensThatDoNotFit) {
   }
 }
 
-TEST(DispatcherRegistry, HoldsTheThreeKinds) {
+TEST(DispatcherRegistry, HoldsTheKinds) {
   EXPECT_EQ(DispatcherRegistry::instance().names(),
-            (std::vector<std::string>{"all_gather", "all_to_all", "local"}));
+            (std::vector<std::string>{"all_gather", "all_to_all", "hierarchical", "local"}));
 }
 
 }  // namespace
