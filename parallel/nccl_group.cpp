@@ -164,8 +164,10 @@ void NcclGroup::check_wait(double waited_s) {
                                           : where("no call in flight");
   if (late)
     fail(str("waited ", options_.limit_s, " s in ", call, " for other ranks, and gave up: ", kAdvice));
-  fail(str(call, ": NCCL reports: ", ncclGetErrorString(code), " (", ncclGetLastError(comm_),
-           "); another rank has ended or the connection to it is lost"));
+  const bool elsewhere = code == ncclRemoteError || code == ncclSystemError;
+  fail(str(
+      call, ": NCCL reports: ", ncclGetErrorString(code), " (", ncclGetLastError(comm_), "); ",
+      elsewhere ? "another rank has ended or the connection to it is lost" : "NCCL_DEBUG=INFO says more"));
 }
 
 void NcclGroup::fail(const std::string& message) {

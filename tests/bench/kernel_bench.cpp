@@ -276,6 +276,7 @@ void Bench::optimizer_rows() {
   const std::string shape = fmt::format("{} parameters", s.P);
   const Tensor parameter = random({s.P}, DType::f32), grad = random({s.P}, DType::f32),
                m = Tensor::zeros({s.P}, DType::f32, device_), v = Tensor::zeros({s.P}, DType::f32, device_);
+  row(shape, lion_step, LionStep{parameter, grad, m, 1e-6, 0.9, 0.99, 0.1, 1.0});
   row(shape, adamw_step, AdamwStep{parameter, grad, m, v, 1e-6, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0});
 }
 

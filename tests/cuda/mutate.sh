@@ -20,7 +20,7 @@ main() {
   local total=0 by_values=0 by_races=0 survivors=0 unseen=0 suite barrier file line
   # Each barrier with the suite of its kernel: not with those that run kernels of all files.
   if ! SHOAL_EMULATOR_BARRIERS=$scratch/barriers "$values" \
-      --gtest_filter='Cuda*-CudaAutograd*:CudaEngine*:CudaMemory*:CudaDispatcher*' --gtest_brief=1 >"$scratch/log" 2>&1; then
+      --gtest_filter='Cuda*-CudaAutograd*:CudaEngine*:CudaMemory*:CudaDispatcher*:CudaFailures*' --gtest_brief=1 >"$scratch/log" 2>&1; then
     tail -n 20 "$scratch/log"
     echo "mutate.sh: $values fails without any mutation, or is not there"
     return 1

@@ -7,6 +7,7 @@
 #include "core/backend/cuda/memory_pool.h"
 #include "core/tensor/stream.h"
 #include "tests/cuda/standin/cudart.h"
+#include "tests/cuda/standin/failures.h"
 #include "tests/cuda/standin/memory.h"
 #include "tests/cuda/standin/streams.h"
 #include "tests/cuda/support.h"
@@ -158,6 +159,31 @@ TEST_F(CudaRuntime, AnErrorNamesTheKernelsBeforeIt) {
   const std::string text = error_of([&] { x.to_vector<float>(); });
   EXPECT_NE(text.find("cudaEventSynchronize: an illegal memory access"), std::string::npos) << text;
   EXPECT_NE(text.find("map_kernel"), std::string::npos) << text;
+}
+
+TEST_F(CudaRuntime, MemoryThatIsReleasedAfterTheDeviceHasFailedIsNotUsedAgain) {
+  for (const bool cache : {true, false}) {
+    cuda::memory_options().cache = cache;
+    const Stream other = make_stream(kCuda);
+    Tensor x = bytes_on_device(1000);
+    const void* place = x.bytes();
+    x.used_on(other);
+    standin::fail_call(0, cudaErrorIllegalAddress, true);
+    x = {};  // must not throw
+    standin::fail_nothing();
+    EXPECT_NE(bytes_on_device(1000).bytes(), place);
+  }
+}
+
+TEST_F(CudaRuntime, AnErrorGivesPageLockedBuffersBackOnlyWhenTheirCopiesAreMarked) {
+  standin::set_options({standin::Policy::lazy, 0, 1});
+  const StreamScope scope(make_stream(kCuda));
+  const Tensor x = bytes_on_device(8), y = bytes_on_device(8);
+  standin::fail_next("cudaEventRecord", cudaErrorIllegalAddress);
+  EXPECT_NE(error_of([&] { x.copy_from(Tensor::from(std::vector<uint8_t>(8, 1), {8})); }), "");
+  y.copy_from(Tensor::from(std::vector<uint8_t>(8, 2), {8}));  // while the first copy is on its way
+  EXPECT_EQ(x.to_vector<uint8_t>(), std::vector<uint8_t>(8, 1));
+  EXPECT_EQ(y.to_vector<uint8_t>(), std::vector<uint8_t>(8, 2));
 }
 
 TEST_F(CudaRuntime, ADeviceIsChosenByTheLocalRankAndMissedClearly) {

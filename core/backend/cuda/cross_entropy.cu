@@ -41,6 +41,21 @@ struct Softmax {
   }
 };
 
+/// Of a whole row, for all threads of a block.
+template <class T, int N, class C = Compute<T>>
+SHOAL_DEVICE Softmax<C> row_softmax(const T* row, int64_t width, BlockMax<C>& block_max,
+                                    BlockSums<C, 1>& block_sums) {
+  Softmax<C> mine;
+  for (int64_t v = int64_t{threadIdx.x} * N; v < width; v += int64_t{blockDim.x} * N) {
+    const auto x = load<N>(row + v);
+    for (int j = 0; j < N; j++) mine.add(x.v[j]);
+  }
+  const C top = block_max(mine.top, -static_cast<C>(INFINITY));
+  C total[1] = {mine.top == top ? mine.total : mine.total * fast_exp(mine.top - top)};
+  block_sums(total);
+  return {top, total[0]};
+}
+
 // Thread t has the packs t, t + blockDim.x, ...: nobody else reads or writes them, but for the label's logit.
 template <class T, int N>
 __global__ void __launch_bounds__(kMostThreads) cross_entropy_kernel(Args<T> a) {
@@ -63,20 +78,13 @@ __global__ void __launch_bounds__(kMostThreads) cross_entropy_kernel(Args<T> a) 
       continue;
     }
     const C logit = threadIdx.x == 0 ? load<1>(row + label).v[0] : C(0);  // before anyone overwrites it
-    Softmax<C> mine;
-    for (int64_t v = start; v < a.vocab; v += step) {
-      const auto x = load<N>(row + v);
-      for (int j = 0; j < N; j++) mine.add(x.v[j]);
-    }
-    const C top = block_max(mine.top, -static_cast<C>(INFINITY));
-    C total[1] = {mine.top == top ? mine.total : mine.total * fast_exp(mine.top - top)};
-    block_sums(total);
+    const auto [top, total] = row_softmax<T, N>(row, a.vocab, block_max, block_sums);
     if (threadIdx.x == 0) {
       a.losses[t] =
-          std::log(static_cast<double>(total[0])) + (static_cast<double>(top) - static_cast<double>(logit));
+          std::log(static_cast<double>(total)) + (static_cast<double>(top) - static_cast<double>(logit));
     }
     if (!a.want_grad) continue;
-    const C factor = a.scale / total[0];
+    const C factor = a.scale / total;
     for (int64_t v = start; v < a.vocab; v += step) {
       auto x = load<N>(row + v);
       for (int j = 0; j < N; j++) {
@@ -142,24 +150,16 @@ __global__ void __launch_bounds__(kMostThreads) vocab_stats_kernel(const T* logi
   SHOAL_SHARED(C, sum_scratch, Sums::kScratch);
   Max block_max(max_scratch);
   Sums block_sums(sum_scratch);
-  const int64_t start = int64_t{threadIdx.x} * N, step = int64_t{blockDim.x} * N;
   for (int64_t t = blockIdx.x; t < a.num_tokens; t += gridDim.x) {
     const T* row = logits + t * a.width;
-    Softmax<C> mine;
-    for (int64_t v = start; v < a.width; v += step) {
-      const auto x = load<N>(row + v);
-      for (int j = 0; j < N; j++) mine.add(x.v[j]);
-    }
-    const C top = block_max(mine.top, -static_cast<C>(INFINITY));
-    C total[1] = {mine.top == top ? mine.total : mine.total * fast_exp(mine.top - top)};
-    block_sums(total);
+    const auto [top, total] = row_softmax<T, N>(row, a.width, block_max, block_sums);
     if (threadIdx.x > 0) continue;
     const int32_t label = a.labels[t];
     const int64_t own = label - a.first;
     if (label != kIgnoredLabel && (label < 0 || label >= a.vocab))
       report_fault(a.faults, FaultKind::label, t);
     a.stat(0, 0, t) = static_cast<double>(top);
-    a.stat(0, 1, t) = static_cast<double>(total[0]);
+    a.stat(0, 1, t) = static_cast<double>(total);
     a.stat(0, 2, t) =
         label >= 0 && own >= 0 && own < a.width ? static_cast<double>(load<1>(row + own).v[0]) : 0.0;
   }

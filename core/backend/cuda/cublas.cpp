@@ -159,11 +159,10 @@ ChoiceKey key_of(const Product& p) {
 class Library {
  public:
   explicit Library(Device device) : device_(device) {
-    use_device();
+    for (Stream& stream : side_) stream = make_stream(device);
     const cublasStatus_t status = cublasLtCreate(&handle_);
     SHOAL_CHECK(status == CUBLAS_STATUS_SUCCESS, "cublasLt: cublasLtCreate failed on ", device, " with ",
                 cublasLtGetStatusName(status), "; ", advice(status));
-    for (Stream& stream : side_) stream = make_stream(device);
   }
   ~Library() { cublasLtDestroy(handle_); }  // its status would help nobody
   Library(const Library&) = delete;

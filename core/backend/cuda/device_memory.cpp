@@ -30,8 +30,13 @@ Event event_on(const Stream& stream) {
   return event;
 }
 
+/// Also false when the device has failed, which the caller's next call meets.
 bool all_reached(const std::vector<Event>& events) {
-  return std::all_of(events.begin(), events.end(), [](const Event& e) { return e.reached(); });
+  try {
+    return std::all_of(events.begin(), events.end(), [](const Event& e) { return e.reached(); });
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -61,14 +66,16 @@ void DeviceMemory::release(void* data) noexcept {
       return;
     }
   }
-  if (!gone.cached) {
-    release_plainly(data, gone);
-    return;
+  try {
+    if (!gone.cached) return release_plainly(data, gone);
+    Leaving leaving{data, gone, {}};
+    for (const Stream& other : gone.others) leaving.used.push_back(event_on(other));
+    const std::lock_guard lock(mutex_);
+    leaving_.push_back(std::move(leaving));
+  } catch (const Error&) {
+    // The device has failed, often why tensors are released: as nobody can say when the other streams are
+    // done with it, this memory is used by nobody any more.
   }
-  Leaving leaving{data, gone, {}};
-  for (const Stream& other : gone.others) leaving.used.push_back(event_on(other));
-  const std::lock_guard lock(mutex_);
-  leaving_.push_back(std::move(leaving));
 }
 
 void DeviceMemory::used_on(void* data, const Stream& stream) {
@@ -233,11 +240,14 @@ void DeviceMemory::flush() {
       for (const MemoryPool::Segment& s : memory_of(stream).pool.take_unused(releases)) unused.push_back(s);
     }
   }
+  cudaError_t status = cudaSuccess;
   for (const MemoryPool::Segment& segment : unused) {
-    SHOAL_CUDA_CALL(cudaFree(segment.data));
+    const cudaError_t now = cudaFree(segment.data);  // tells of earlier errors too, and frees all the same
+    if (status == cudaSuccess) status = now;
     const std::lock_guard lock(mutex_);
     stats_.reserved_bytes -= segment.bytes;
   }
+  check_call(status, "cudaFree()");
 }
 
 void DeviceMemory::refuse(int64_t bytes) {

@@ -36,15 +36,26 @@ std::string recent_kernels() {
   return list;
 }
 
-void check_call(int status, const char* call) {
-  if (status == cudaSuccess) return;
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int status) {
   const auto error = static_cast<cudaError_t>(status);
   cudaGetLastError();  // an error that does not stay is reported once
-  const std::string name(call, std::string_view(call).find('('));
   const std::string kernels = recent_kernels();
-  SHOAL_CHECK(false, "cuda: ", name, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ')',
-              kernels.empty() ? "" : "; it may come from a kernel launched before: ", kernels,
-              kernels.empty() ? "" : ", ...; with CUDA_LAUNCH_BLOCKING=1 the call after the right one fails");
+  throw Error(
+      str("cuda: ", what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ')',
+          kernels.empty() ? "" : "; it may come from a kernel launched before: ", kernels,
+          kernels.empty() ? "" : ", ...; with CUDA_LAUNCH_BLOCKING=1 the call after the right one fails"));
+}
+
+}  // namespace
+
+void check_call(int status, const char* call) {
+  if (status != cudaSuccess) fail(std::string(call, std::string_view(call).find('(')), status);
+}
+
+void check_launch(const char* kernel, int status) {
+  if (status != cudaSuccess) fail(str("kernel ", kernel, " cannot be launched"), status);
 }
 
 }  // namespace shoal::cuda

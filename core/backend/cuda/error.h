@@ -12,6 +12,9 @@ namespace shoal::cuda {
 /// an error may belong to one of the latest of this thread, which are named.
 void check_call(int status, const char* call);
 
+/// Throws Error unless `status`, a cudaError_t, says that the kernel could be launched.
+void check_launch(const char* kernel, int status);
+
 /// The calling thread has put the kernel into a stream; the name is kept by pointer.
 void note_kernel(const char* name);
 /// The latest kernels of the calling thread, the last one first: "a, b, c"; "" when there were none.

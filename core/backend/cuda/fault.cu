@@ -11,10 +11,11 @@ const Tensor& record_of(Device device) {
   static thread_local std::map<int, Tensor> records;
   Tensor& record = records[device.index];
   if (!record.defined()) {
-    record = Tensor::from(std::vector<int64_t>{kNoFault}, {1}, device);
+    const Tensor made = Tensor::from(std::vector<int64_t>{kNoFault}, {1}, device);
     Event there;  // other streams of this thread use it as well
     there.record(current_stream(device));
     there.host_wait();
+    record = made;
   }
   return record;
 }

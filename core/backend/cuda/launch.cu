@@ -24,11 +24,4 @@ int threads_for(int64_t work, int most) {
   return static_cast<int>(std::clamp<int64_t>((work + kWarp - 1) / kWarp * kWarp, kWarp, most));
 }
 
-#ifdef __CUDACC__
-void check_launch(const char* kernel, cudaError_t status) {
-  SHOAL_CHECK(status == cudaSuccess, "cuda: kernel ", kernel,
-              " cannot be launched: ", cudaGetErrorString(status));
-}
-#endif
-
 }  // namespace shoal::cuda

@@ -59,9 +59,6 @@ LaunchShape launch_shape(Device device, int64_t blocks, int threads, int64_t blo
 int threads_for(int64_t work, int most);
 
 #ifdef __CUDACC__
-/// Throws Error unless `status` is cudaSuccess.
-void check_launch(const char* kernel, cudaError_t status);
-
 /// Puts the kernel into the stream of `shape`.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, const Args&... args) {
@@ -84,9 +81,9 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, const Args&... args) {
   if (shape.grid_x == 0 || shape.grid_y == 0) return;
+  check_launch(name, emulator::launch(name, kernel, {shape.grid_x, shape.grid_y, 1}, {shape.block, 1, 1},
+                                      shape.shared_bytes, shape.stream, args...));
   note_kernel(name);
-  emulator::launch(name, kernel, {shape.grid_x, shape.grid_y, 1}, {shape.block, 1, 1}, shape.shared_bytes,
-                   shape.stream, args...);
 }
 #endif
 

@@ -62,9 +62,10 @@ class Buffers {
   Buffer take() {
     const bool ready = !idle_.empty() && cudaEventQuery(idle_.front().done) == cudaSuccess;
     if (!ready && num_buffers_ < most_) {
+      const Buffer abandoned = abandoned_.take();
+      const Buffer buffer = abandoned.data != nullptr ? abandoned : make();
       num_buffers_++;
-      const Buffer buffer = abandoned_.take();
-      return buffer.data != nullptr ? buffer : make();
+      return buffer;
     }
     if (idle_.empty()) return make();
     if (!ready) wait_for(idle_.front().done);
@@ -73,13 +74,17 @@ class Buffers {
     return buffer;
   }
   void give_back(const Buffer& buffer) { idle_.push_back(buffer); }
+  /// For a buffer that nobody may use again.
+  void forget() { num_buffers_--; }
 
  private:
   Buffer make() const {
     Buffer buffer;
-    SHOAL_CUDA_CALL(cudaHostAlloc(reinterpret_cast<void**>(&buffer.data), static_cast<size_t>(bytes_),
-                                  cudaHostAllocDefault));
     SHOAL_CUDA_CALL(cudaEventCreateWithFlags(&buffer.done, cudaEventDisableTiming));
+    const cudaError_t status = cudaHostAlloc(reinterpret_cast<void**>(&buffer.data),
+                                             static_cast<size_t>(bytes_), cudaHostAllocDefault);
+    if (status != cudaSuccess) cudaEventDestroy(buffer.done);
+    check_call(status, "cudaHostAlloc()");
     return buffer;
   }
 
@@ -90,19 +95,33 @@ class Buffers {
   size_t num_buffers_ = 0;
 };
 
-/// A buffer in use. An error gives it back with its copy on the way, which the next user waits for.
+/// A buffer in use. An error gives it back with its copy on the way, which the next user waits for; unless
+/// the end of that copy could not be marked.
 class Lease {
  public:
   explicit Lease(Buffers& buffers) : buffers_(buffers), buffer_(buffers.take()) {}
-  ~Lease() { buffers_.give_back(buffer_); }
+  ~Lease() {
+    if (unmarked_)
+      buffers_.forget();
+    else
+      buffers_.give_back(buffer_);
+  }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   char* data() const { return buffer_.data; }
   cudaEvent_t done() const { return buffer_.done; }
 
+  void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    SHOAL_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, kind, stream));
+    unmarked_ = true;
+    SHOAL_CUDA_CALL(cudaEventRecord(buffer_.done, stream));
+    unmarked_ = false;
+  }
+
  private:
   Buffers& buffers_;
   Buffer buffer_;
+  bool unmarked_ = false;
 };
 
 /// For a copy of so many bytes; a large one is cut into parts.
@@ -120,11 +139,9 @@ void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t stre
   Buffers& buffers = buffers_for(bytes);
   for (int64_t at = 0; at < bytes; at += buffers.bytes()) {
     const auto part = static_cast<size_t>(std::min(buffers.bytes(), bytes - at));
-    const Lease buffer(buffers);
+    Lease buffer(buffers);
     std::memcpy(buffer.data(), static_cast<const char*>(from) + at, part);
-    SHOAL_CUDA_CALL(
-        cudaMemcpyAsync(static_cast<char*>(to) + at, buffer.data(), part, cudaMemcpyHostToDevice, stream));
-    SHOAL_CUDA_CALL(cudaEventRecord(buffer.done(), stream));
+    buffer.copy(static_cast<char*>(to) + at, buffer.data(), part, cudaMemcpyHostToDevice, stream);
   }
 }
 
@@ -146,10 +163,9 @@ void copy_to_host(std::initializer_list<ToHost> copies, cudaStream_t stream) {
     Buffers& buffers = buffers_for(copy.bytes);
     for (int64_t at = 0; at < copy.bytes; at += buffers.bytes()) {
       const auto size = static_cast<size_t>(std::min(buffers.bytes(), copy.bytes - at));
-      const Lease& buffer = on_the_way.emplace_back(buffers, static_cast<char*>(copy.to) + at, size).buffer;
-      SHOAL_CUDA_CALL(cudaMemcpyAsync(buffer.data(), static_cast<const char*>(copy.from) + at, size,
-                                      cudaMemcpyDeviceToHost, stream));
-      SHOAL_CUDA_CALL(cudaEventRecord(buffer.done(), stream));
+      Lease& buffer = on_the_way.emplace_back(buffers, static_cast<char*>(copy.to) + at, size).buffer;
+      buffer.copy(buffer.data(), static_cast<const char*>(copy.from) + at, size, cudaMemcpyDeviceToHost,
+                  stream);
       if (on_the_way.size() < kMostParts) continue;
       wait_for(on_the_way.front().buffer.done());
       empty_first();

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tests/cuda/emulator/machine.h"
+#include "tests/cuda/standin/failures.h"
 #include "tests/cuda/standin/streams.h"
 
 #undef __global__  // of the toolkit's headers, which tests of host code include before this one
@@ -41,13 +42,15 @@
 
 namespace shoal::emulator {
 
-/// Puts a kernel into the stream, with copies of its arguments.
+/// Puts a kernel into the stream, with copies of its arguments. Returns a cudaError_t.
 template <class... Params, class... Args>
-void launch(const char* name, void (*kernel)(Params...), Index3 grid, Index3 block, size_t shared_bytes,
-            cudaStream_t stream, const Args&... args) {
+int launch(const char* name, void (*kernel)(Params...), Index3 grid, Index3 block, size_t shared_bytes,
+           cudaStream_t stream, const Args&... args) {
+  if (const int planted = standin::planted_failure("cudaLaunchKernelExC"); planted != 0) return planted;
   standin::enqueue(stream, name, [=, copies = std::tuple<std::decay_t<Params>...>(args...)] {
     run_grid(name, grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
   });
+  return 0;
 }
 
 enum class Lane : uint8_t { index, down, up, exclusive_or };

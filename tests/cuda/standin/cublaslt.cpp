@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tests/cuda/standin/cublaslt_problem.h"
+#include "tests/cuda/standin/failures.h"
 #include "tests/cuda/standin/streams.h"
 
 struct cublasLtContext {};
@@ -32,7 +33,8 @@ State& state() {
 }
 
 /// What the test wants this call to return instead of success.
-cublasStatus_t planted_failure(const char* function) {
+cublasStatus_t planted_status(const char* function) {
+  if (planted_failure(function) != 0) return CUBLAS_STATUS_EXECUTION_FAILED;
   State& s = state();
   const std::lock_guard lock(s.mutex);
   const auto found = s.failures.find(function);
@@ -90,7 +92,7 @@ using namespace shoal::standin;  // NOLINT: the functions below belong to no nam
 extern "C" {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  if (const cublasStatus_t planted = planted_failure("cublasLtCreate"); planted != CUBLAS_STATUS_SUCCESS)
+  if (const cublasStatus_t planted = planted_status("cublasLtCreate"); planted != CUBLAS_STATUS_SUCCESS)
     return planted;
   *handle = new cublasLtContext;
   const std::lock_guard lock(state().mutex);
@@ -115,6 +117,8 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
       return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_NOT_SUPPORTED:
       return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
     default:
       return "another cublasStatus_t";
   }
@@ -188,7 +192,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[], int* found) {
-  if (const cublasStatus_t planted = planted_failure("cublasLtMatmulAlgoGetHeuristic");
+  if (const cublasStatus_t planted = planted_status("cublasLtMatmulAlgoGetHeuristic");
       planted != CUBLAS_STATUS_SUCCESS)
     return planted;
   if (!is_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -219,7 +223,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
                                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* algorithm,
                                        cublasLtMatmulHeuristicResult_t* result) {
-  if (const cublasStatus_t planted = planted_failure("cublasLtMatmulAlgoCheck");
+  if (const cublasStatus_t planted = planted_status("cublasLtMatmulAlgoCheck");
       planted != CUBLAS_STATUS_SUCCESS)
     return planted;
   if (!is_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -239,7 +243,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                               cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
                               cudaStream_t stream) {
-  if (const cublasStatus_t planted = planted_failure("cublasLtMatmul"); planted != CUBLAS_STATUS_SUCCESS)
+  if (const cublasStatus_t planted = planted_status("cublasLtMatmul"); planted != CUBLAS_STATUS_SUCCESS)
     return planted;
   if (!is_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
   Problem p;

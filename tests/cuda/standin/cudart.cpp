@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "tests/cuda/standin/failures.h"
 #include "tests/cuda/standin/memory.h"
 #include "tests/cuda/standin/queue.h"
 
@@ -13,26 +14,31 @@ namespace shoal::standin {
 
 namespace {
 
-// Per thread, as the current device is; tests plant failures for their own thread.
-thread_local struct {
-  const char* function = nullptr;
-  cudaError_t error = cudaSuccess;
-} planted;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
 int device_count = 1;
 
-/// The planted failure of `function`, else `status`; remembered for cudaGetLastError.
-cudaError_t result(const char* function, cudaError_t status = cudaSuccess) {
-  if (planted.function != nullptr && std::strcmp(planted.function, function) == 0) {
-    planted.function = nullptr;
-    status = planted.error;
-  }
+/// The planted failure of `function`, else what body() returns; remembered for cudaGetLastError.
+template <class F>
+cudaError_t call(const char* function, const F& body) {
+  auto status = static_cast<cudaError_t>(planted_failure(function));
+  if (status == cudaSuccess) status = body();
   if (status != cudaSuccess && status != cudaErrorNotReady) last_error = status;
   return status;
 }
-bool fails(const char* function) {
-  return planted.function != nullptr && std::strcmp(planted.function, function) == 0;
+/// The same for what returns nothing.
+template <class F>
+cudaError_t done(const char* function, const F& body) {
+  return call(function, [&] {
+    body();
+    return cudaSuccess;
+  });
+}
+/// The same for what gives something back, which happens in any case.
+template <class F>
+cudaError_t ended(const char* function, const F& body) {
+  body();
+  return done(function, [] {});
 }
 
 void check_host(const void* data, size_t bytes, const char* what) {
@@ -63,10 +69,6 @@ Mark& mark_of(cudaEvent_t event) {
 
 }  // namespace
 
-void fail_next(const char* function, int error) {
-  planted = {function, static_cast<cudaError_t>(error)};
-}
-
 int& num_devices() {
   return device_count;
 }
@@ -78,39 +80,43 @@ using namespace shoal::standin;  // the functions below belong to the toolkit's 
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = num_devices();
-  return result("cudaGetDeviceCount", *count > 0 ? cudaSuccess : cudaErrorNoDevice);
+  return call("cudaGetDeviceCount", [&] {
+    *count = num_devices();
+    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+  });
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= num_devices()) return result("cudaSetDevice", cudaErrorInvalidDevice);
-  current_device = device;
-  return result("cudaSetDevice");
+  return call("cudaSetDevice", [&] {
+    if (device < 0 || device >= num_devices()) return cudaErrorInvalidDevice;
+    current_device = device;
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = current_device;
-  return result("cudaGetDevice");
+  return done("cudaGetDevice", [&] { *device = current_device; });
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  switch (attribute) {  // of an H200
-    case cudaDevAttrMultiProcessorCount:
-      *value = 132;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
-      return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = 227 << 10;
-      return cudaSuccess;
-    default:
-      return result("cudaDeviceGetAttribute", cudaErrorInvalidValue);
-  }
+  return call("cudaDeviceGetAttribute", [&] {
+    switch (attribute) {  // of an H200
+      case cudaDevAttrMultiProcessorCount:
+        *value = 132;
+        return cudaSuccess;
+      case cudaDevAttrComputeCapabilityMajor:
+        *value = 9;
+        return cudaSuccess;
+      case cudaDevAttrComputeCapabilityMinor:
+        *value = 0;
+        return cudaSuccess;
+      case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 227 << 10;
+        return cudaSuccess;
+      default:
+        return cudaErrorInvalidValue;
+    }
+  });
 }
 cudaError_t cudaDeviceSynchronize() {
-  host_wait_all();
-  return result("cudaDeviceSynchronize");
+  return done("cudaDeviceSynchronize", [] { host_wait_all(); });
 }
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
@@ -126,6 +132,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no error";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
     case cudaErrorNoDevice:
       return "no CUDA-capable device is detected";
     case cudaErrorIllegalAddress:
@@ -141,92 +149,95 @@ const char* cudaGetErrorName(cudaError_t error) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *total_bytes = static_cast<size_t>(device_capacity());
-  *free_bytes = static_cast<size_t>(device_capacity() - device_bytes());
-  return result("cudaMemGetInfo");
+  return done("cudaMemGetInfo", [&] {
+    *total_bytes = static_cast<size_t>(device_capacity());
+    *free_bytes = static_cast<size_t>(device_capacity() - device_bytes());
+  });
 }
 cudaError_t cudaMalloc(void** data, size_t bytes) {
-  *data = fails("cudaMalloc") ? nullptr : allocate_device(bytes);
-  return result("cudaMalloc", *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation);
+  return call("cudaMalloc", [&] {
+    *data = allocate_device(bytes);
+    return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  });
 }
 cudaError_t cudaFree(void* data) {
-  host_wait_all();
-  if (data != nullptr) free_device(data);
-  return result("cudaFree");
+  return ended("cudaFree", [&] {
+    host_wait_all();
+    if (data != nullptr) free_device(data);
+  });
 }
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
-  if (fails("cudaMallocAsync")) return result("cudaMallocAsync");
-  *data = allocate_device(bytes);
-  if (*data == nullptr) return result("cudaMallocAsync", cudaErrorMemoryAllocation);
-  enqueue(stream, "cudaMallocAsync", [data = *data, bytes] { will_write(data, bytes); });
-  return result("cudaMallocAsync");
+  return call("cudaMallocAsync", [&] {
+    *data = allocate_device(bytes);
+    if (*data == nullptr) return cudaErrorMemoryAllocation;
+    enqueue(stream, "cudaMallocAsync", [data = *data, bytes] { will_write(data, bytes); });
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
-  enqueue(stream, "cudaFreeAsync", [data] { free_device(data); });
-  return result("cudaFreeAsync");
+  return ended("cudaFreeAsync", [&] { enqueue(stream, "cudaFreeAsync", [data] { free_device(data); }); });
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
-  *data = fails("cudaHostAlloc") ? nullptr : allocate_pinned(bytes);
-  return result("cudaHostAlloc");
+  return done("cudaHostAlloc", [&] { *data = allocate_pinned(bytes); });
 }
 cudaError_t cudaFreeHost(void* data) {
-  if (data != nullptr) free_pinned(data);
-  return result("cudaFreeHost");
+  return ended("cudaFreeHost", [&] {
+    if (data != nullptr) free_pinned(data);
+  });
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  if (fails("cudaMemcpyAsync")) return result("cudaMemcpyAsync");
-  if (bytes == 0) return result("cudaMemcpyAsync");
-  check_copy(to, from, bytes, kind);
-  enqueue(stream, "cudaMemcpyAsync", [=] { std::memmove(to, from, bytes); });
-  return result("cudaMemcpyAsync");
+  return done("cudaMemcpyAsync", [&] {
+    if (bytes == 0) return;
+    check_copy(to, from, bytes, kind);
+    enqueue(stream, "cudaMemcpyAsync", [=] { std::memmove(to, from, bytes); });
+  });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return result("cudaMemsetAsync");
-  check_device_range(to, bytes, "target of cudaMemsetAsync");
-  enqueue(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
-  return result("cudaMemsetAsync");
+  return done("cudaMemsetAsync", [&] {
+    if (bytes == 0) return;
+    check_device_range(to, bytes, "target of cudaMemsetAsync");
+    enqueue(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
+  });
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  SHOAL_CHECK(flags == cudaStreamNonBlocking,
-              "stand-in of CUDA: expected cudaStreamNonBlocking; others wait for the default stream");
-  *stream = create_stream();
-  return result("cudaStreamCreateWithFlags");
+  return done("cudaStreamCreateWithFlags", [&] {
+    SHOAL_CHECK(flags == cudaStreamNonBlocking,
+                "stand-in of CUDA: expected cudaStreamNonBlocking; others wait for the default stream");
+    *stream = create_stream();
+  });
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  destroy_stream(stream);
-  return result("cudaStreamDestroy");
+  return ended("cudaStreamDestroy", [&] { destroy_stream(stream); });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  host_wait(stream);
-  return result("cudaStreamSynchronize");
+  return done("cudaStreamSynchronize", [&] { host_wait(stream); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  mark_of(event);
-  wait(stream, event->mark);
-  return result("cudaStreamWaitEvent");
+  return done("cudaStreamWaitEvent", [&] {
+    mark_of(event);
+    wait(stream, event->mark);
+  });
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
-  return result("cudaEventCreateWithFlags");
+  return done("cudaEventCreateWithFlags", [&] { *event = new CUevent_st; });
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return result("cudaEventDestroy");
+  return ended("cudaEventDestroy", [&] { delete event; });
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  event->mark = record(stream);
-  return result("cudaEventRecord");
+  return done("cudaEventRecord", [&] { event->mark = record(stream); });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const bool reached = event->mark == nullptr || query(*event->mark);  // so the library says of new ones
-  return result("cudaEventQuery", reached ? cudaSuccess : cudaErrorNotReady);
+  return call("cudaEventQuery", [&] {
+    const bool reached = event->mark == nullptr || query(*event->mark);  // so the library says of new ones
+    return reached ? cudaSuccess : cudaErrorNotReady;
+  });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  host_wait(mark_of(event));
-  return result("cudaEventSynchronize");
+  return done("cudaEventSynchronize", [&] { host_wait(mark_of(event)); });
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "core/base/error.h"
+#include "tests/cuda/standin/failures.h"
 #include "tests/cuda/standin/nccl_world.h"
 
 namespace shoal::standin {
@@ -72,7 +73,13 @@ void launch_pending() {
   }
 }
 
-ncclResult_t submit(ncclComm_t comm, const NcclCallRecord& call) {
+/// ncclSuccess unless a failure of `function` is planted.
+ncclResult_t enter(const char* function) {
+  return planted_failure(function) == 0 ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t submit(const char* function, ncclComm_t comm, const NcclCallRecord& call) {
+  if (const ncclResult_t planted = enter(function); planted != ncclSuccess) return planted;
   SHOAL_CHECK(comm != nullptr && comm->world && !comm->finalized, "stand-in of NCCL: ", nccl_op_name(call.op),
               " on a communicator that has ended or was never made");
   SHOAL_CHECK(comm->polls == 0, "stand-in of NCCL: ", nccl_op_name(call.op),
@@ -148,6 +155,8 @@ using namespace shoal::standin;
 extern "C" {
 
 cudaError_t cudaDeviceGetPCIBusId(char* name, int length, int) {
+  if (const int planted = planted_failure("cudaDeviceGetPCIBusId"); planted != 0)
+    return static_cast<cudaError_t>(planted);
   const int device = this_owner();
   const NcclLock lock;
   std::snprintf(name, static_cast<size_t>(length), "0000:%02X:00.0", state().one_device ? 0 : device);
@@ -155,6 +164,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* name, int length, int) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  if (const ncclResult_t planted = enter("ncclGetUniqueId"); planted != ncclSuccess) return planted;
   const NcclLock lock;
   const int number = ++state().num_ids;
   std::memset(id, 0, sizeof *id);
@@ -164,6 +174,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
+  if (const ncclResult_t planted = enter("ncclCommInitRankConfig"); planted != ncclSuccess) return planted;
   SHOAL_CHECK(config != nullptr && config->blocking == 0,
               "stand-in of NCCL: only communicators that do not block");
   int number = 0;
@@ -190,6 +201,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  if (const ncclResult_t planted = enter("ncclCommGetAsyncError"); planted != ncclSuccess) return planted;
   const NcclLock lock;
   *error = ncclSuccess;
   const auto injected = state().errors.find(comm->rank);
@@ -207,6 +219,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (const ncclResult_t planted = enter("ncclCommFinalize"); planted != ncclSuccess) return planted;
   const NcclLock lock;
   comm->finalized = true;
   comm->polls = 2;
@@ -218,7 +231,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const NcclLock lock;
   state().num_communicators--;
   delete comm;
-  return ncclSuccess;
+  return enter("ncclCommDestroy");
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -228,7 +241,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   state().num_communicators--;
   state().num_aborts++;
   delete comm;
-  return ncclSuccess;
+  return enter("ncclCommAbort");
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -247,39 +260,45 @@ const char* ncclGetLastError(ncclComm_t) {
 }
 
 ncclResult_t ncclGroupStart() {
+  if (const ncclResult_t planted = enter("ncclGroupStart"); planted != ncclSuccess) return planted;
   pending().depth++;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
   SHOAL_CHECK(pending().depth > 0, "stand-in of NCCL: ncclGroupEnd without ncclGroupStart");
-  if (--pending().depth > 0 || pending().calls.empty()) return ncclSuccess;
+  const ncclResult_t planted = enter("ncclGroupEnd");
+  if (--pending().depth > 0 || pending().calls.empty()) return planted;
+  if (planted != ncclSuccess) {
+    pending().calls.clear();
+    return planted;
+  }
   launch_pending();
   return ncclInProgress;
 }
 
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return submit(comm, {NcclOp::send, data, nullptr, count, type, ncclSum, peer, stream});
+  return submit("ncclSend", comm, {NcclOp::send, data, nullptr, count, type, ncclSum, peer, stream});
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return submit(comm, {NcclOp::receive, nullptr, data, count, type, ncclSum, peer, stream});
+  return submit("ncclRecv", comm, {NcclOp::receive, nullptr, data, count, type, ncclSum, peer, stream});
 }
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, {NcclOp::all_reduce, in, out, count, type, op, -1, stream});
+  return submit("ncclAllReduce", comm, {NcclOp::all_reduce, in, out, count, type, op, -1, stream});
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, {NcclOp::reduce_scatter, in, out, count, type, op, -1, stream});
+  return submit("ncclReduceScatter", comm, {NcclOp::reduce_scatter, in, out, count, type, op, -1, stream});
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return submit(comm, {NcclOp::all_gather, in, out, count, type, ncclSum, -1, stream});
+  return submit("ncclAllGather", comm, {NcclOp::all_gather, in, out, count, type, ncclSum, -1, stream});
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, {NcclOp::broadcast, in, out, count, type, ncclSum, root, stream});
+  return submit("ncclBroadcast", comm, {NcclOp::broadcast, in, out, count, type, ncclSum, root, stream});
 }
 
 }  // extern "C"
