@@ -6,8 +6,9 @@
 #   4. trains the same model on the CPU and on CUDA, in f32 and in bf16, and compares losses;
 #   5. times every kernel of a MoE layer against the card's limits (docs/cuda.md), and profiles a step.
 #   tests/device/run.sh [FILE]     default: tests/device/results/CARD.json
-# Takes under 8 minutes on 16 cores. Each part has a time limit, and what failed is in the file; exit status 0 only when
-# nothing did. TEXT is a file to train on; default: the sources of core/.
+# Takes under 8 minutes on 16 cores. Each part has a time limit, and what failed is in the file, which is written anew after
+# each part: whoever ends this script early has the parts until then. Exit status 0 only when nothing failed. TEXT is a file
+# to train on (default: the sources of core/), BUILD the build folder (build-device).
 set -uo pipefail
 export LC_ALL=C
 
@@ -43,16 +44,20 @@ case $card in
 esac
 target=${target:-$PWD/tests/device/results/${card// /-}.json}
 
-build=build-device
+build=${BUILD:-build-device}
 text=${TEXT:-core}
+commit="$(git rev-parse HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo ' with changes')"
+driver=$(query driver_version)
+nvcc=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 parts=()
 
 quote() { # stdin as a JSON string
-  awk 'BEGIN { printf "\"" }
-    { gsub(/\\/, "\\\\"); gsub(/"/, "\\\""); gsub(/\t/, "\\t"); gsub(/[\001-\037\177]/, ""); printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }
+  sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g' | tr -d '\001-\011\013-\037\177' | awk '
+    BEGIN { printf "\"" }
+    { printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }
     END { printf "\"" }'
 }
 
@@ -67,12 +72,42 @@ part() {
   parts+=("    {\"part\": \"$name\", \"status\": $status, \"seconds\": $((SECONDS - started)), \"output\": $(
     tail -n 40 "$work/$name.log" | quote
   )}")
+  write_results
   return "$status"
 }
 
+# skip NAME REASON: a part that is not run here.
+skip() {
+  printf '%-28s not run: %s\n' "$1" "$2"
+  parts+=("    {\"part\": \"$1\", \"status\": null, \"seconds\": 0, \"output\": $(quote <<<"not run: $2")}")
+  write_results
+}
+
+# whole FILE: the JSON in it; null when it is not there or not complete, as a part left it that was ended.
+whole() {
+  if [[ -s $1 && $(tail -c 2 "$1") == '}' ]]; then cat "$1"; else echo null; fi
+}
+
+write_results() {
+  mkdir -p "$(dirname "$target")"
+  {
+    printf '{\n  "commit": "%s",\n' "$commit"
+    printf '  "card": "%s",\n  "driver": "%s",\n  "nvcc": "%s",\n' "$card" "$driver" "$nvcc"
+    printf '  "date": "%s",\n  "seconds": %d,\n  "failed_parts": %d,\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$SECONDS" "$failures"
+    printf '  "kernels": %s,\n' "$(whole "$work/kernels.json")"
+    printf '  "kernels_cudnn": %s,\n' "$(whole "$work/kernels-cudnn.json")"
+    printf '  "tests": {%s},\n' \
+      "$(sed -n 's/^  \("tests"\|"failures"\): \([0-9]*\),/\1: \2/p' "$work/tests.json" 2>/dev/null | paste -sd ,)"
+    printf '  "parts": [\n%s\n  ]\n}\n' "$(printf '%s,\n' "${parts[@]}" | sed '$s/,$//')"
+  } >"$work/results.json"
+  mv "$work/results.json" "$target"
+}
+
+# What does not build is missing afterwards, and the rest is there.
 build_all() {
+  rm -f $build/shoal $build/tests/cuda_device_test $build/tests/bench/kernel_bench
   cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DSHOAL_CUDA=ON -DSHOAL_BENCH=ON \
-    "-DSHOAL_CUDA_ARCHITECTURES=$architecture" && ninja -C $build shoal cuda_device_test kernel_bench
+    "-DSHOAL_CUDA_ARCHITECTURES=$architecture" && ninja -k 0 -C $build shoal cuda_device_test kernel_bench
 }
 
 # train NAME OVERRIDE...: a short run of the quickstart's model.
@@ -96,52 +131,67 @@ same_losses() {
           exit bad || NR < 60 || largest > most }'
 }
 
+# built NAME PART...: whether the program is there; else its parts are not run.
+built() {
+  local program=$1 name
+  shift
+  [[ -x $build/$program ]] && return
+  for name in "$@"; do skip "$name" "$program was not built"; done
+  return 1
+}
+
+has_cudnn() { ldconfig -p 2>/dev/null | grep 'libcudnn\.so\.' >/dev/null; }
+
+run_tests() {
+  built tests/cuda_device_test tests sanitizer tests-cudnn || return
+  part tests 120 env GTEST_OUTPUT="json:$work/tests.json" $build/tests/cuda_device_test --gtest_brief=1
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck synccheck initcheck; do
+      part "sanitizer-$tool" 60 env SHOAL_CUDA_CACHE=0 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        $build/tests/cuda_device_test --gtest_brief=1 --gtest_filter='*Norm*:*Attention*:*Routing*:*Permute*:*CrossEntropy*'
+    done
+  else
+    skip sanitizer "compute-sanitizer is not on the path"
+  fi
+  if has_cudnn; then
+    part tests-cudnn 60 env SHOAL_ATTENTION=cudnn $build/tests/cuda_device_test --gtest_brief=1 \
+      --gtest_filter='CudaBf16Attention.Forward*:CudaBf16AttentionBackward.*'
+  else
+    skip tests-cudnn "cuDNN is not installed"
+  fi
+}
+
+run_training() {
+  local precision most
+  built shoal train || return
+  part train-cpu 90 bash -c 'train cpu'
+  for precision in f32 bf16; do
+    most=0.005
+    [[ $precision == f32 ]] || most=0.03
+    part "train-cuda-$precision" 60 bash -c 'train "cuda-$0" run.device=cuda run.precision="$0"' $precision &&
+      part "losses-$precision" 10 bash -c 'same_losses cpu "cuda-$0" "$1"' $precision $most
+  done
+  part profile 60 bash -c 'train profiled run.device=cuda run.precision=bf16 run.profile=5 run.steps=20'
+}
+
+run_bench() {
+  built tests/bench/kernel_bench kernels || return
+  part kernels 90 bash -c '"$0" --device cuda --json "${@:2}" >"$1"' $build/tests/bench/kernel_bench "$work/kernels.json" "${limits[@]}"
+  if has_cudnn; then
+    part kernels-cudnn 40 bash -c 'SHOAL_ATTENTION=cudnn "$0" --device cuda --json --only bf16_attention "${@:2}" >"$1"' \
+      $build/tests/bench/kernel_bench "$work/kernels-cudnn.json" "${limits[@]}"
+  else
+    skip kernels-cudnn "cuDNN is not installed"
+  fi
+}
+
 main() {
   export -f build_all train losses same_losses
   export build work text architecture
-  if part build 280 bash -c build_all; then
-    part tests 120 env GTEST_OUTPUT="json:$work/tests.json" $build/tests/cuda_device_test --gtest_brief=1
-    if command -v compute-sanitizer >/dev/null; then
-      for tool in memcheck racecheck synccheck initcheck; do
-        part "sanitizer-$tool" 60 env SHOAL_CUDA_CACHE=0 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-          $build/tests/cuda_device_test --gtest_brief=1 --gtest_filter='*Norm*:*Attention*:*Routing*:*Permute*:*CrossEntropy*'
-      done
-    else
-      echo "not run: compute-sanitizer is not installed"
-    fi
-    if ldconfig -p | grep -q 'libcudnn\.so\.'; then
-      part tests-cudnn 60 env SHOAL_ATTENTION=cudnn $build/tests/cuda_device_test --gtest_brief=1 \
-        --gtest_filter='CudaBf16Attention.Forward*:CudaBf16AttentionBackward.*'
-    else
-      echo "not run: attention by cuDNN, which is not installed"
-    fi
-    part train-cpu 90 bash -c 'train cpu'
-    for precision in f32 bf16; do
-      most=0.005
-      [[ $precision == f32 ]] || most=0.03
-      part "train-cuda-$precision" 60 bash -c 'train "cuda-$0" run.device=cuda run.precision="$0"' $precision &&
-        part "losses-$precision" 10 bash -c 'same_losses cpu "cuda-$0" "$1"' $precision $most
-    done
-    part profile 60 bash -c 'train profiled run.device=cuda run.precision=bf16 run.profile=5 run.steps=20'
-    part kernels 90 bash -c '"$0" --device cuda --json "${@:2}" >"$1"' $build/tests/bench/kernel_bench "$work/kernels.json" "${limits[@]}"
-    if ldconfig -p | grep -q 'libcudnn\.so\.'; then
-      part kernels-cudnn 40 bash -c 'SHOAL_ATTENTION=cudnn "$0" --device cuda --json --only bf16_attention "${@:2}" >"$1"' \
-        $build/tests/bench/kernel_bench "$work/kernels-cudnn.json" "${limits[@]}"
-    fi
-  fi
-
-  mkdir -p "$(dirname "$target")"
-  {
-    printf '{\n  "commit": "%s",\n' "$(git rev-parse HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo ' with changes')"
-    printf '  "card": "%s",\n  "driver": "%s",\n  "nvcc": "%s",\n' "$card" "$(query driver_version)" \
-      "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
-    printf '  "date": "%s",\n  "seconds": %d,\n  "failed_parts": %d,\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$SECONDS" "$failures"
-    printf '  "kernels": %s,\n' "$(cat "$work/kernels.json" 2>/dev/null || echo null)"
-    printf '  "kernels_cudnn": %s,\n' "$(cat "$work/kernels-cudnn.json" 2>/dev/null || echo null)"
-    printf '  "tests": {%s},\n' \
-      "$(sed -n 's/^  \("tests"\|"failures"\): \([0-9]*\),/\1: \2/p' "$work/tests.json" 2>/dev/null | paste -sd ,)"
-    printf '  "parts": [\n%s\n  ]\n}\n' "$(printf '%s,\n' "${parts[@]}" | sed '$s/,$//')"
-  } >"$target"
+  part build 280 bash -c build_all
+  run_tests
+  run_training
+  run_bench
   echo "written: $target; $failures parts failed, $SECONDS s"
   [[ $failures -eq 0 ]]
 }

@@ -2,6 +2,7 @@
 // gradient norm, expert counts and drops of every step, every raw gradient, and weights, router bias and
 // optimizer state after 5 steps.
 #include "tests/parity/expect_parity.h"
+#include "tests/parity/layouts.h"
 
 namespace shoal::testing {
 namespace {
@@ -67,23 +68,17 @@ TEST(Parity, GS_09_TP_05_TensorParallelRanksGiveTheResultOfOneRank) {
   }
 }
 
-// Rows, heads, vocabulary and FFN widths that the ranks do not divide; every part that is cut or summed.
 TEST(Parity, TP_03_TensorParallelRanksShareUnevenModels) {
-  for (const char* model :
-       {"heads: 6, kv_heads: 3, head_size: 4, hidden_size: 18, bias: true, norm: {kind: layer_norm, "
-        "placement: "
-        "post}, position: learned, ffn: {activation: gelu, hidden: 7}",
-        "heads: 4, kv_heads: 4, tie_embeddings: false, position: alibi, ffn: {activation: geglu, hidden: 9}",
-        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 3, hidden: 8, shared_experts: 2, shared_hidden: "
-        "5, "
-        "shared_gate: true, router: {kind: top_k, score: sigmoid, num_groups: 4, top_groups: 2, aux_coeff: "
-        "0.1}}",
-        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: hash}}",
-        "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: expert_choice}}"}) {
+  for (const std::string& model : uneven_models()) {
     for (const auto& [world, tp] : {std::pair{3, 3}, {6, 3}, {2, 2}}) {
       expect_parity({.ep = world == 6 ? 2 : 1, .tp = tp, .accumulation = 2, .model = model}, world);
     }
   }
+}
+
+// Their one rank too is of the CPU: tests/cuda/engine_test.cpp.
+TEST(Parity, LayoutsOfEveryDeviceGiveTheResultOfOneRank) {
+  for (const LayoutCase& layout : layouts_of_every_device()) expect_parity(layout.run, layout.world);
 }
 
 TEST(Parity, TensorParallelRanksShareKeyValueHeads) {

@@ -20,7 +20,7 @@ constexpr const char* kTable = "docs/environment.md";
 std::map<std::string, size_t> variables_of(const SourceFile& file) {
   static const std::regex kRead("getenv\\(\"(\\w+)\"\\)");
   static const std::regex kNamed("\"((SHOAL|OMPI|PMI|PMIX|SLURM)_\\w+|MPI_LOCAL\\w+)\"");
-  static const std::regex kShell("\\$\\{?(RANKS|TEXT|SHOAL_[A-Z_]+)\\b");
+  static const std::regex kShell("\\$\\{?(RANKS|TEXT|BUILD|SHOAL_[A-Z_]+)\\b");
   std::map<std::string, size_t> found;
   const bool test = file.path.starts_with("tests/");
   for (size_t i = 0; i < file.lines.size(); i++) {
