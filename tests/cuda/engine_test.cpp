@@ -124,8 +124,8 @@ TEST_F(CudaEngine, LayoutsTrainAsOneRankOfTheCpu) {
     if (!references.contains(key)) references[key] = run_on(kCpu, one);
     const CachedMemory cached;
     standin::set_options(policies[turn++ % std::size(policies)]);
-    EXPECT_TRUE(same_result(run_on(kCuda, c, layout.world), references[key],
-                            c.dtype == DType::f64 ? 1e-11 : 1e-4))
+    EXPECT_TRUE(
+        same_result(run_on(kCuda, c, layout.world), references[key], c.dtype == DType::f64 ? 1e-11 : 1e-4))
         << c.name(layout.world) << ' ' << c.model;
   }
 }

@@ -1,5 +1,5 @@
-// tests/device/run.sh as someone with a GPU runs it, with stand-ins of the tools and programs: what fails, or is
-// not there, is in the file with the results of everything else.
+// tests/device/run.sh as someone with a GPU runs it, with stand-ins of the tools and programs: what fails, or
+// is not there, is in the file with the results of everything else.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -17,7 +17,8 @@ using testing::Ended;
 using testing::TemporaryFolder;
 
 constexpr const char* kCard =
-    "#!/bin/bash\ncase \"$*\" in *=name*) echo 'NVIDIA H200';; *compute_cap*) echo 9.0;; *) echo 580.1;; esac\n";
+    "#!/bin/bash\ncase \"$*\" in *=name*) echo 'NVIDIA H200';; *compute_cap*) echo 9.0;; *) echo 580.1;; "
+    "esac\n";
 // Puts the programs of the folder `programs` where a build would.
 constexpr const char* kNinja = R"(#!/bin/bash
 [[ "$*" == *"-C $BUILD shoal cuda_device_test kernel_bench"* ]] || exit 3
@@ -31,7 +32,8 @@ cd "$(dirname "$0")/../programs"
 constexpr const char* kTests = R"(#!/bin/bash
 [[ -z ${GTEST_OUTPUT-} ]] || printf '{\n  "tests": 7,\n  "failures": 0,\n}\n' >"${GTEST_OUTPUT#json:}"
 )";
-constexpr const char* kSanitizer = "#!/bin/bash\n[[ $2 != racecheck ]] || { printf 'a \"race\"\\t\\\\\\n'; exit 9; }\n";
+constexpr const char* kSanitizer =
+    "#!/bin/bash\n[[ $2 != racecheck ]] || { printf 'a \"race\"\\t\\\\\\n'; exit 9; }\n";
 // The real program checks the config. The losses in bf16 are far off.
 constexpr const char* kShoal = R"(#!/bin/bash
 [[ $1 == train ]] || exit 3
@@ -73,7 +75,9 @@ class DeviceCheck : public ::testing::Test {
                      folder_.path());
     return job.wait(60);
   }
-  nlohmann::json result() const { return nlohmann::json::parse(testing::file_bytes(folder_ / "out/result.json")); }
+  nlohmann::json result() const {
+    return nlohmann::json::parse(testing::file_bytes(folder_ / "out/result.json"));
+  }
   /// Status by part; null: not run.
   std::map<std::string, nlohmann::json> parts() const {
     std::map<std::string, nlohmann::json> all;
@@ -95,9 +99,9 @@ TEST_F(DeviceCheck, APartThatFailsIsInTheFileWithAllOthers) {
   EXPECT_EQ(file["tests"]["tests"], 7);
   EXPECT_TRUE(file["kernels"].is_null()) << "the benchmark died in the middle";
   std::map<std::string, nlohmann::json> want;
-  for (const char* passed : {"build", "tests", "sanitizer-memcheck", "sanitizer-synccheck",
-                             "sanitizer-initcheck", "train-cpu", "train-cuda-f32", "losses-f32",
-                             "train-cuda-bf16", "profile"})
+  for (const char* passed :
+       {"build", "tests", "sanitizer-memcheck", "sanitizer-synccheck", "sanitizer-initcheck", "train-cpu",
+        "train-cuda-f32", "losses-f32", "train-cuda-bf16", "profile"})
     want[passed] = 0;
   want["sanitizer-racecheck"] = 9;
   want["losses-bf16"] = 1;

@@ -10,14 +10,15 @@ namespace shoal::testing {
 /// Rows, heads, vocabulary and FFN widths that two or three tensor parallel ranks do not divide; every part
 /// that is cut or summed.
 inline std::vector<std::string> uneven_models() {
-  return {"heads: 6, kv_heads: 3, head_size: 4, hidden_size: 18, bias: true, norm: {kind: layer_norm, "
-          "placement: post}, position: learned, ffn: {activation: gelu, hidden: 7}",
-          "heads: 4, kv_heads: 4, tie_embeddings: false, position: alibi, ffn: {activation: geglu, hidden: 9}",
-          "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 3, hidden: 8, shared_experts: 2, "
-          "shared_hidden: 5, shared_gate: true, router: {kind: top_k, score: sigmoid, num_groups: 4, "
-          "top_groups: 2, aux_coeff: 0.1}}",
-          "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: hash}}",
-          "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: expert_choice}}"};
+  return {
+      "heads: 6, kv_heads: 3, head_size: 4, hidden_size: 18, bias: true, norm: {kind: layer_norm, "
+      "placement: post}, position: learned, ffn: {activation: gelu, hidden: 7}",
+      "heads: 4, kv_heads: 4, tie_embeddings: false, position: alibi, ffn: {activation: geglu, hidden: 9}",
+      "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 3, hidden: 8, shared_experts: 2, "
+      "shared_hidden: 5, shared_gate: true, router: {kind: top_k, score: sigmoid, num_groups: 4, "
+      "top_groups: 2, aux_coeff: 0.1}}",
+      "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: hash}}",
+      "heads: 4, kv_heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 8, router: {kind: expert_choice}}"};
 }
 
 struct LayoutCase {
@@ -38,12 +39,12 @@ inline std::vector<LayoutCase> layouts_of_every_device() {
       {{.ep = 2, .balance = "bias", .capacity = "position", .model = "", .chunks = 2, .pad = true}, 2},
       {{.ep = 3, .balance = "none", .model = nine}, 3},
       {{.ep = 2, .tp = 4, .balance = "sequence", .model = kv}, 4},
-      {{.ep = 4, .tp = 2, .balance = "bias", .capacity = "probability", .empty_ranks = true, .model = even}, 4},
+      {{.ep = 4, .tp = 2, .balance = "bias", .capacity = "probability", .empty_ranks = true, .model = even},
+       4},
       {{.ep = 2, .balance = "z_loss", .dtype = DType::f32, .model = ""}, 4},
       {{.ep = 4, .tp = 2, .balance = "bias", .model = even}, 8},
   };
-  for (const std::string& model : uneven_models())
-    all.push_back({{.tp = 3, .model = model}, 3});
+  for (const std::string& model : uneven_models()) all.push_back({{.tp = 3, .model = model}, 3});
   return all;
 }
 

@@ -58,12 +58,12 @@ enum class Lane : uint8_t { index, down, up, exclusive_or };
 template <class T>
 T shuffle(unsigned mask, T value, Lane kind, unsigned by, const char* function, Site site) {
   T all[32];
-  warp_exchange(mask, &value, all, sizeof(T), false, function, site);
   const unsigned me = lane();
   unsigned from = by % 32;
   if (kind == Lane::down) from = me + by < 32 ? me + by : me;
   if (kind == Lane::up) from = me >= by ? me - by : me;
   if (kind == Lane::exclusive_or) from = (me ^ by) % 32;
+  warp_exchange(mask, &value, all, sizeof(T), false, function, site, 1U << from);
   if ((mask >> from & 1U) == 0) fault(std::string(function) + " reads a lane that is not in its mask");
   return all[from];
 }

@@ -206,15 +206,39 @@ void renew_pages(char* data, size_t bytes) {
 }
 
 // Volatile, because a call of memcpy would go through TSan's.
+namespace {
+
+/// Volatile: what the compiler could make a call of memcpy would be seen.
+template <class Word>
+void copy_words(void* to, const void* from, size_t bytes) {
+  using Any [[gnu::may_alias]] = Word;
+  auto* out = static_cast<volatile Any*>(to);
+  const auto* in = static_cast<const volatile Any*>(from);
+  for (size_t i = 0; i < bytes / sizeof(Word); i++) out[i] = in[i];
+}
+
+uintptr_t address(const void* data) {
+  return reinterpret_cast<uintptr_t>(data);
+}
+
+}  // namespace
+
 void copy_unseen(void* to, const void* from, size_t bytes) {
-  auto* out = static_cast<volatile char*>(to);
-  const auto* in = static_cast<const volatile char*>(from);
-  for (size_t i = 0; i < bytes; i++) out[i] = in[i];
+  const uintptr_t units = address(to) | address(from) | bytes;
+  if (units % sizeof(uint64_t) == 0) return copy_words<uint64_t>(to, from, bytes);
+  if (units % sizeof(uint32_t) == 0) return copy_words<uint32_t>(to, from, bytes);
+  copy_words<char>(to, from, bytes);
 }
 
 void fill_unseen(void* to, unsigned char value, size_t bytes) {
-  auto* out = static_cast<volatile unsigned char*>(to);
-  for (size_t i = 0; i < bytes; i++) out[i] = value;
+  using Any [[gnu::may_alias]] = uint64_t;
+  const uint64_t eight = uint64_t{value} * 0x0101010101010101U;
+  size_t done = 0;
+  if (address(to) % sizeof(uint64_t) == 0) {
+    for (; done + sizeof(uint64_t) <= bytes; done += sizeof(uint64_t))
+      *reinterpret_cast<volatile Any*>(static_cast<char*>(to) + done) = eight;
+  }
+  for (; done < bytes; done++) static_cast<volatile unsigned char*>(to)[done] = value;
 }
 
 }  // namespace shoal::emulator

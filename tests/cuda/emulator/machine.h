@@ -72,9 +72,10 @@ struct Votes {
 Votes block_barrier(bool predicate, Site site);
 
 /// Waits for the lanes of `mask`, gives each the values of all: `bytes` (at most 8) per lane from `in`, 32 of
-/// them to `all`. orders_memory: what a lane wrote before is seen by the others after, and it is a Barrier.
+/// them to `all`, or those of `wanted` lanes. orders_memory: what a lane wrote before is seen by the others
+/// after, and it is a Barrier.
 void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool orders_memory,
-                   const char* function, Site site);
+                   const char* function, Site site, unsigned wanted = ~0U);
 
 /// Waits for all 32 lanes. The last one calls work(pointers), where pointer i is what lane i gave as `mine`.
 void warp_together(void* mine, void (*work)(void* const* lanes), const char* function, Site site);

@@ -56,7 +56,7 @@ struct WarpMeeting {
   unsigned mask = 0, arrived = 0, left = 0;
   const char* function = nullptr;
   Site site{};
-  std::array<std::array<unsigned char, 8>, kLanes> values;
+  alignas(8) std::array<std::array<unsigned char, 8>, kLanes> values;
 };
 struct Warp {
   static constexpr size_t kMeetings = 8;  // of disjoint masks, or complete and not yet left by all

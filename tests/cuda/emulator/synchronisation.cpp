@@ -1,4 +1,5 @@
 // Where threads of a block meet: barriers, warp functions; and shared memory.
+#include <bit>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -145,7 +146,7 @@ Votes block_barrier(bool predicate, Site site) {
 }
 
 void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool orders_memory,
-                   const char* function, Site site) {
+                   const char* function, Site site, unsigned wanted) {
   const unsigned me = lane();
   if (orders_memory) {
     remember(site);
@@ -155,9 +156,9 @@ void warp_exchange(unsigned mask, const void* in, void* all, size_t bytes, bool 
   if (orders_memory) order_release(&meeting);
   meet(meeting, nullptr);
   if (orders_memory) order_acquire(&meeting);
-  for (unsigned i = 0; i < kLanes; i++) {
-    if ((mask >> i & 1U) != 0)
-      copy_unseen(static_cast<char*>(all) + i * bytes, meeting.values[i].data(), bytes);
+  for (unsigned left = mask & wanted; left != 0; left &= left - 1) {
+    const auto i = static_cast<size_t>(std::countr_zero(left));
+    copy_unseen(static_cast<char*>(all) + i * bytes, meeting.values[i].data(), bytes);
   }
   leave_meeting(meeting, 1U << me);
 }
