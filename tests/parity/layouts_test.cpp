@@ -1,8 +1,8 @@
 // The parity table: every layout of the same global batch against one rank. Compared: loss, auxiliary losses,
 // gradient norm, expert counts and drops of every step, every raw gradient, and weights, router bias and
 // optimizer state after 5 steps.
-#include "tests/parity/expect_parity.h"
 #include "tests/parity/layouts.h"
+#include "tests/parity/expect_parity.h"
 
 namespace shoal::testing {
 namespace {
