@@ -3,6 +3,7 @@
 #include <deque>
 #include <utility>
 
+#include "core/autograd/late_weights.h"
 #include "core/base/profiler.h"
 
 namespace shoal {
@@ -30,7 +31,8 @@ struct Pipeline::Pass {
   };
   using Place = std::pair<int, int>;  // stage, micro-batch
   std::map<Place, Open> open;
-  std::map<std::pair<bool, Place>, Message> arriving;  // gradient?, of the stage that made it
+  std::map<Place, std::unique_ptr<WeightQueue>> weights;  // put off
+  std::map<std::pair<bool, Place>, Message> arriving;     // gradient?, of the stage that made it
   std::deque<Message> leaving;
 };
 
@@ -50,7 +52,7 @@ void Pipeline::train(std::span<const ModelBatch> micro_batches, const ForwardCon
         pipeline_steps(make_pipeline_schedule(mesh_.layout().pipeline.schedule, shape(micro_batches.size())),
                        mesh_.coords()[Axis::pp].index);
   }
-  Pass pass{micro_batches, context, on_terms, &before_last_backward, {}, {}, {}};
+  Pass pass{micro_batches, context, on_terms, &before_last_backward, {}, {}, {}, {}};
   run(steps, pass);
 }
 
@@ -61,7 +63,7 @@ void Pipeline::forward(std::span<const ModelBatch> micro_batches, const ForwardC
     steps =
         pipeline_steps(make_forward_schedule(shape(micro_batches.size())), mesh_.coords()[Axis::pp].index);
   const NoGrad no_grad;
-  Pass pass{micro_batches, context, on_terms, nullptr, {}, {}, {}};
+  Pass pass{micro_batches, context, on_terms, nullptr, {}, {}, {}, {}};
   run(steps, pass);
 }
 
@@ -69,6 +71,10 @@ void Pipeline::run(const std::vector<PipelineStep>& steps, Pass& pass) {
   for (const PipelineStep& step : steps) {
     start_receives(step, pass);
     if (&step == &steps.back() && pass.before_last_backward != nullptr) (*pass.before_last_backward)();
+    if (step.action.kind == Kind::backward_weight) {
+      run_weights(step.action, pass);
+      continue;
+    }
     const Tensor message =
         step.action.kind == Kind::forward ? run_forward(step.action, pass) : run_backward(step.action, pass);
     send(step, message, pass);
@@ -142,6 +148,13 @@ Tensor Pipeline::run_forward(const PipelineAction& action, Pass& pass) {
   return result.x_TD.defined() ? result.x_TD.detach() : Tensor{};
 }
 
+void Pipeline::run_weights(const PipelineAction& action, Pass& pass) {
+  const auto at = pass.weights.find({action.stage, action.micro_batch});
+  SHOAL_CHECK(at != pass.weights.end(), "pipeline: ", action.text(), " without what it needs");
+  at->second->run();
+  pass.weights.erase(at);
+}
+
 /// Returns the gradient of what came from the stage before.
 Tensor Pipeline::run_backward(const PipelineAction& action, Pass& pass) {
   const auto& [kind, stage, b] = action;
@@ -152,13 +165,19 @@ Tensor Pipeline::run_backward(const PipelineAction& action, Pass& pass) {
   std::vector<Tensor> outputs, gradients;
   if (open.result.defined()) {
     outputs.push_back(open.result);
-    gradients.push_back(received(Kind::backward, stage + 1, b, pass));
+    gradients.push_back(received(kind, stage + 1, b, pass));
   }
   if (open.loss.defined()) {
     outputs.push_back(open.loss);
     gradients.push_back(Tape::unit_gradient(open.loss));
   }
-  open.tape->backward(outputs, std::exchange(gradients, {}));
+  if (kind == Kind::backward_input) {
+    auto& later = pass.weights[{stage, b}] = std::make_unique<WeightQueue>();
+    const WeightQueue::Scope scope(*later);
+    open.tape->backward(outputs, gradients);
+  } else {
+    open.tape->backward(outputs, gradients);
+  }
   if (!open.input) return {};
   return open.input->grad_buffer(open.input_shape, open.device);
 }

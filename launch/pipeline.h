@@ -47,6 +47,7 @@ class Pipeline {
   void send(const PipelineStep& step, const Tensor& message, Pass& pass);
   Tensor run_forward(const PipelineAction& action, Pass& pass);
   Tensor run_backward(const PipelineAction& action, Pass& pass);
+  static void run_weights(const PipelineAction& action, Pass& pass);
 
   Model& model_;
   const Mesh& mesh_;

@@ -16,8 +16,9 @@ ParallelOptions::ParallelOptions() {
 void PipelineOptions::fields(FieldVisitor& v) {
   v("schedule", schedule,
     "order of forward and backward passes: 1f1b keeps few micro-batches; interleaved gives each rank several "
-    "stages and waits less; gpipe runs all forward passes first",
-    one_of({"1f1b", "interleaved", "gpipe"}));
+    "stages and waits less; zero_bubble computes weight gradients while it would wait (ZB-H1); gpipe runs "
+    "all forward passes first",
+    one_of({"1f1b", "interleaved", "zero_bubble", "gpipe"}));
   v("virtual_stages", virtual_stages, "stages of each pipeline rank; above 1 for interleaved",
     in_range(1, 1 << 10));
   v("layout", layout,

@@ -1,8 +1,10 @@
 #include "core/autograd/tape.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "core/autograd/accumulate.h"
+#include "core/autograd/late_weights.h"
 
 namespace shoal {
 
@@ -159,20 +161,35 @@ void Tape::run(Record& record) {
   }
   const std::vector<GradRef> inputs = record.function->inputs_;
   std::vector<Tensor> grads(inputs.size());
+  // Parameters whose gradients are put off: none unless all of the function's late inputs are parameters.
+  std::vector<Leaf*> late;
+  auto* later =
+      any && WeightQueue::active() != nullptr ? dynamic_cast<LateWeights*>(record.function.get()) : nullptr;
+  uint32_t late_inputs = later != nullptr ? later->late_inputs() & record.function->needs_ : 0;
+  for (size_t i = 0; i < inputs.size(); i++) {
+    if (late_inputs >> i & 1U) late.push_back(inputs[i].leaf);
+  }
+  if (std::ranges::find(late, nullptr) != late.end()) late.clear();
+  if (late.empty()) late_inputs = 0;
   if (any) {
+    if (later != nullptr) later->weights_later_ = !late.empty();
     grads = record.function->backward(grad_outputs);
     SHOAL_CHECK(grads.size() == inputs.size(), record.function->name(), ": backward returned ", grads.size(),
                 " gradients for ", inputs.size(), " inputs");
   }
-  record.function.reset();  // what forward saved is free from here on
+  if (late.empty()) {
+    record.function.reset();  // what forward saved is free from here on
+  } else {
+    WeightQueue::active()->entries_.push_back({std::move(record.function), later, late});
+  }
   grad_outputs.clear();
   for (size_t i = 0; i < inputs.size(); i++) {
     if (!inputs[i]) continue;
     if (grads[i].defined()) deliver(inputs[i], grads[i], record.input_shapes[i], record.input_devices[i]);
     grads[i] = {};
-    if (Leaf* leaf = inputs[i].leaf; leaf != nullptr && --leaf->uses_left == 0 && leaf->on_grad_ready) {
-      leaf->on_grad_ready();
-    }
+    Leaf* leaf = inputs[i].leaf;
+    if (leaf == nullptr || (late_inputs >> i & 1U) != 0) continue;  // a late use ends later
+    if (--leaf->uses_left == 0 && leaf->on_grad_ready) leaf->on_grad_ready();
   }
 }
 

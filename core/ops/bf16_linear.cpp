@@ -1,8 +1,10 @@
 #include "core/ops/bf16_linear.h"
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "core/autograd/late_weights.h"
 #include "core/autograd/tape.h"
 #include "core/base/threads.h"
 #include "core/ops/elementwise.h"
@@ -29,7 +31,7 @@ PackedWeight make_copies(const Tensor& weight, PackedUse use) {
   return copies;
 }
 
-struct Bf16Linear final : Function {
+struct Bf16Linear final : Function, LateWeights {
   std::vector<int64_t> rows;
   Tensor source;  // the weight with its leaf, whose copies are used
   DType result = DType::bf16;
@@ -64,6 +66,24 @@ struct Bf16Linear final : Function {
       packed_gemm_rows(device, PackedUse::backward, dy, packed_weight(source, PackedUse::backward).backward,
                        dx, rows);
     }
+    if (weights_later()) {
+      late_dy = dy;
+      late_given = given;
+    } else {
+      std::tie(dweight, dbias) = weight_gradients(dy, given);
+    }
+    return {dx, dweight, dbias};
+  }
+
+  uint32_t late_inputs() const override { return 0b110; }
+  void backward_weights() override {
+    weight_gradients(std::exchange(late_dy, {}), std::exchange(late_given, {}));
+  }
+
+  /// dy: in bf16; given: before it was rounded.
+  std::pair<Tensor, Tensor> weight_gradients(const Tensor& dy, const Tensor& given) {
+    const Device device = dy.device();
+    Tensor dweight, dbias;
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight_shape, DType::f32, device);
       bf16_gemm_reduce(device, to.accumulate, dy, x.get(), to.grad, rows);
@@ -75,8 +95,11 @@ struct Bf16Linear final : Function {
       bias_bwd(device, given, to.grad, rows);
       dbias = to.delivered();
     }
-    return {dx, dweight, dbias};
+    return {dweight, dbias};
   }
+
+ private:
+  Tensor late_dy, late_given;
 };
 
 }  // namespace

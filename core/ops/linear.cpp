@@ -1,7 +1,10 @@
 #include "core/ops/linear.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
+#include "core/autograd/late_weights.h"
 #include "core/autograd/tape.h"
 #include "core/ops/bf16_linear.h"
 
@@ -14,7 +17,7 @@ Tensor as_matrix(const Tensor& x) {
   return x.view({x.num_rows(), x.row_size()});
 }
 
-struct Linear final : Function {
+struct Linear final : Function, LateWeights {
   Saved x;
   Tensor weight, bias;
 
@@ -38,17 +41,30 @@ struct Linear final : Function {
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
     const Tensor& dy = grad_outputs[0];
     const Device device = dy.device();
-    const Tensor dy_matrix = as_matrix(dy);
     Tensor dx, dweight, dbias;
     if (needs_grad(0)) {
       Shape shape = dy.shape();
       shape.set(-1, weight.size(1));
       dx = Tensor::empty(shape, dy.dtype(), device);
-      gemm(device, {}, dy_matrix, weight, as_matrix(dx));
+      gemm(device, {}, as_matrix(dy), weight, as_matrix(dx));
     }
+    if (weights_later()) {
+      late_dy = dy;
+    } else {
+      std::tie(dweight, dbias) = weight_gradients(dy);
+    }
+    return {dx, dweight, dbias};
+  }
+
+  uint32_t late_inputs() const override { return 0b110; }
+  void backward_weights() override { weight_gradients(std::exchange(late_dy, {})); }
+
+  std::pair<Tensor, Tensor> weight_gradients(const Tensor& dy) {
+    const Device device = dy.device();
+    Tensor dweight, dbias;
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight.shape(), dy.dtype(), device);
-      gemm(device, {.transpose_a = true, .accumulate = to.accumulate}, dy_matrix, as_matrix(x.get()),
+      gemm(device, {.transpose_a = true, .accumulate = to.accumulate}, as_matrix(dy), as_matrix(x.get()),
            to.grad);
       dweight = to.delivered();
     }
@@ -59,8 +75,11 @@ struct Linear final : Function {
       bias_bwd(device, dy, to.grad, {&num_rows, 1});
       dbias = to.delivered();
     }
-    return {dx, dweight, dbias};
+    return {dweight, dbias};
   }
+
+ private:
+  Tensor late_dy;
 };
 
 struct AddRowBias final : Function {
@@ -87,7 +106,7 @@ struct AddRowBias final : Function {
   }
 };
 
-struct GroupedLinear final : Function {
+struct GroupedLinear final : Function, LateWeights {
   std::vector<int64_t> rows;
   Saved x;
   Tensor weight, bias;
@@ -112,6 +131,20 @@ struct GroupedLinear final : Function {
       dx = Tensor::empty({dy.size(0), weight.size(2)}, dy.dtype(), device);
       grouped_gemm_rows(device, {}, dy, weight, dx, rows);
     }
+    if (weights_later()) {
+      late_dy = dy;
+    } else {
+      std::tie(dweight, dbias) = weight_gradients(dy);
+    }
+    return {dx, dweight, dbias};
+  }
+
+  uint32_t late_inputs() const override { return 0b110; }
+  void backward_weights() override { weight_gradients(std::exchange(late_dy, {})); }
+
+  std::pair<Tensor, Tensor> weight_gradients(const Tensor& dy) {
+    const Device device = dy.device();
+    Tensor dweight, dbias;
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight.shape(), dy.dtype(), device);
       grouped_gemm_reduce(device, {.accumulate = to.accumulate}, dy, x.get(), to.grad, rows);
@@ -123,8 +156,11 @@ struct GroupedLinear final : Function {
       bias_bwd(device, dy, to.grad, rows);
       dbias = to.delivered();
     }
-    return {dx, dweight, dbias};
+    return {dweight, dbias};
   }
+
+ private:
+  Tensor late_dy;
 };
 
 /// bf16_linear of one group, keeping the leading dimensions of x.

@@ -107,7 +107,7 @@ TEST(ParityMpi, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank)
 TEST(ParityMpi, PipelineStagesGiveTheResultOfOneRank) {
   const int world = mpi_world()->size();
   const char* const model = "layers: 4, kv_heads: 2";
-  for (const char* schedule : {"1f1b", "gpipe", "interleaved"}) {
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zero_bubble"}) {
     for (const char* balance : {"global", "bias"}) {
       ParityCase c{
           .accumulation = world, .balance = balance, .model = model, .pp = world, .schedule = schedule};

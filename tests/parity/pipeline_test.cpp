@@ -10,7 +10,7 @@ constexpr const char* kSixLayers = "layers: 6, kv_heads: 2";
 TEST(PipelineParity, StagesGiveTheResultOfOneRank) {
   for (const int pp : {2, 3, 4}) {
     for (const int64_t accumulation : {1, 2, 4}) {
-      for (const char* schedule : {"1f1b", "gpipe"}) {
+      for (const char* schedule : {"1f1b", "gpipe", "zero_bubble"}) {
         expect_parity({.accumulation = accumulation,
                        .balance = "sequence",
                        .capacity = "position",
@@ -76,6 +76,27 @@ TEST(PipelineParity, InterleavedStagesGiveTheResultOfOneRank) {
                  .virtual_stages = 3,
                  .schedule = "interleaved"},
                 4);
+}
+
+TEST(PipelineParity, WeightGradientsThatArePutOffAreTheSame) {
+  for (const char* recompute : {"none", "block", "[norms, activations, up_projections]"}) {
+    expect_parity({.ep = 2,
+                   .tp = 2,
+                   .accumulation = 4,
+                   .balance = "global",
+                   .recompute = recompute,
+                   .model = "layers: 4, kv_heads: 2, bias: true, moe: {num_experts: 8, top_k: 2, hidden: 8, "
+                            "shared_experts: 1, shared_gate: true}",
+                   .pp = 2,
+                   .schedule = "zero_bubble"},
+                  4);
+  }
+  for (const DType dtype : {DType::f64, DType::bf16}) {  // the same sums in the same order
+    ParityCase c{.accumulation = 4, .balance = "bias", .dtype = dtype, .model = kFourLayers, .pp = 4};
+    const ParityResult together = run_case(c, 4);
+    c.schedule = "zero_bubble";
+    EXPECT_TRUE(same_result(run_case(c, 4), together, 0)) << c.name(4);
+  }
 }
 
 TEST(PipelineParity, AnySplitOfLayersGivesTheResultOfOneRank) {
