@@ -14,7 +14,7 @@ packages=(
   libhdf5-dev libxxhash-dev            # checkpoints, token files
   libopenblas-openmp-dev               # matrix products
   libonig-dev                          # pre-tokenizer regexes
-  libgtest-dev hdf5-tools              # tests
+  libgtest-dev hdf5-tools iproute2     # tests
   libbenchmark-dev                     # benchmarks, which the tests only compile
   valgrind                             # tests that count instructions
   python3.11-doc                       # text of the quickstart
