@@ -171,6 +171,41 @@ TEST_F(Kills, InARowDuringLoadingAndTheFirstStepsLoseNothing) {
   });
 }
 
+/// A rank dies while the others wait for it in the exchanges of forward and backward, in a stage's send, or
+/// in the sums of the optimizer: where it is then depends on the layout and on chance. Within 30 s the job is
+/// over, the launcher has named the rank, and nothing is left.
+TEST_F(Kills, OfARankEndTheJobUnderEveryLayoutWithItsName) {
+  const std::vector<std::vector<std::string>> layouts = {
+      {"parallel.ep=2"},
+      {"parallel.tp=2"},
+      {"parallel.pp=2"},
+      {"parallel.pp=2", "parallel.pipeline.schedule=zero_bubble"}};
+  two_at_a_time(static_cast<int>(layouts.size()), [&](int i) {
+    const auto number = static_cast<size_t>(i);
+    SCOPED_TRACE(layouts[number].back());
+    const ShoalFolder folder(/*slow=*/true);
+    std::vector<std::string> command = train_command(2);
+    command.insert(command.end(), layouts[number].begin(), layouts[number].end());
+    const int victim = i % 2;
+    Job job(command, folder.path(""));
+    std::optional<pid_t> rank;
+    ASSERT_TRUE(wait_until(
+        [&] {
+          if (!rank) rank = job.rank(victim);
+          return job.has_ended() || (rank && folder.num_rows() >= 5 + 2 * i);
+        },
+        kTimeLimit));
+    std::this_thread::sleep_for(std::chrono::microseconds(random_.below(number, 20000)));
+    ASSERT_FALSE(job.has_ended()) << job.wait().all();
+    ::kill(*rank, SIGKILL);
+    const Ended ended = job.wait(30);
+    EXPECT_NE(ended.code, 124) << "the job hangs";
+    EXPECT_NE(ended.code, 0) << ended.all();
+    EXPECT_TRUE(contains(ended.all(), str("rank ", victim))) << ended.all();
+    EXPECT_TRUE(job.leaves_nothing_alive()) << job.processes().size() << " processes are alive";
+  });
+}
+
 /// What runs under ASan too.
 TEST_F(Kills, OneOfEachKindLosesNothing) {
   disturb(0, 2, {kTraining, kSave, kLoad, kFirstStep});
