@@ -48,7 +48,8 @@ ProfileSummary bench_step(const LoadedConfig& loaded, const BenchOptions& option
   std::vector<ModelBatch> batches;
   for (int64_t i = 0; i < count; i++) {
     const auto stream = static_cast<uint64_t>(mesh.coords()[Axis::dp].index * count + i);
-    batches.push_back(random_batch(micro, config.data.seq_len, vocab, stream, device_of(config)));
+    batches.push_back(cut_sequences(
+        random_batch(micro, config.data.seq_len, vocab, stream, device_of(config)), mesh.coords()[Axis::cp]));
   }
   // Small, so that the routers stay as balanced as they begin.
   constexpr double kLearningRate = 1e-6;

@@ -32,9 +32,11 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
       ->check(number_in(0, 1e18));
 }
 
-const RunUse kEvalUse{"eval",
-                      {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp",
-                       "parallel.ep", "parallel.dispatcher", "eval.samples"}};
+const RunUse kEvalUse{
+    "eval",
+    {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp", "parallel.ep",
+     "parallel.dispatcher", "parallel.cp", "parallel.context", "eval.samples"},
+    /*shares_sequences=*/true};
 const RunUse kGenerateUse{"generate",
                           {"run.threads", "run.device", "run.precision", "model", "parallel.dp",
                            "parallel.ep", "parallel.dispatcher"}};

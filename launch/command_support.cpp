@@ -116,7 +116,7 @@ namespace {
 const Choice kIdleOptimizer{"sgd", nullptr};
 
 /// Evaluation and generation have no global batch, so any number of ranks will do.
-void free_batch(LoadedConfig& loaded, int world_size) {
+void free_batch(LoadedConfig& loaded, int world_size, bool shares_sequences) {
   TrainConfig& config = loaded.config;
   ParallelOptions& parallel = config.parallel;  // where the training's degrees do not fit
   if (world_size % (parallel.tp * parallel.pp) != 0) {
@@ -125,6 +125,7 @@ void free_batch(LoadedConfig& loaded, int world_size) {
   }
   if (world_size % parallel.tp != 0) parallel.tp = 1;
   if (world_size % (parallel.etp * parallel.ep.value_or(1) * parallel.pp) != 0) parallel.etp = 1;
+  if (!shares_sequences || world_size % (parallel.tp * parallel.cp * parallel.pp) != 0) parallel.cp = 1;
   const int64_t micro_batch =
       config.data.micro_batch.value_or(std::max<int64_t>(1, config.data.global_batch / world_size));
   config.data.micro_batch.value = micro_batch;
@@ -194,7 +195,7 @@ TrainedRun open_run(const std::string& run, const std::vector<std::string>& give
     refuse_idle_overrides(use.command, given, keys);
     out.folder = out.loaded.config.run_folder();
   }
-  free_batch(out.loaded, world_size);
+  free_batch(out.loaded, world_size, use.shares_sequences);
   return out;
 }
 

@@ -41,6 +41,7 @@ struct TrainedRun {
 struct RunUse {
   std::string command;
   std::vector<std::string> keys;
+  bool shares_sequences = false;  // context parallel ranks work together; else each has whole sequences
 };
 /// `world_size` >= 1.
 TrainedRun open_run(const std::string& run, const std::vector<std::string>& overrides, int world_size,

@@ -62,6 +62,15 @@ std::string data_line(const TrainConfig& config, const TrainData& data) {
   return out + format(", vocabulary %ld", static_cast<long>(data.vocab_size));
 }
 
+/// Axes of more than one rank, and dp, ep and edp.
+std::string layout_text(const ParallelLayout& l) {
+  const auto more = [](const char* axis, int degree) {
+    return degree > 1 ? str(axis, ' ', degree, ", ") : "";
+  };
+  return str(more("tp", l.tp), more("cp", l.cp), more("pp", l.pp), "dp ", l.dp, ", ", more("etp", l.etp),
+             "ep ", l.ep, ", edp ", l.edp);
+}
+
 std::string batch_line(const TrainConfig& config, const TrainEngine& engine) {
   const int64_t tokens_per_step = config.data.global_batch * config.data.seq_len;
   std::string out =
@@ -89,13 +98,8 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
                 count(f.params_embedding).c_str());
   out += "data       " + data_line(config, data) + "\n";
   out += "batch      " + batch_line(config, engine) + "\n";
-  const auto more = [](const char* axis, int degree) {
-    return degree > 1 ? str(axis, ' ', degree, ", ") : "";
-  };
-  const std::string dense = more("tp", l.tp) + more("cp", l.cp) + more("pp", l.pp);
-  out += format("layout     %sdp %d, %sep %d, edp %d: %s of %s\n", dense.c_str(), l.dp,
-                more("etp", l.etp).c_str(), l.ep, l.edp, plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(),
-                plural(num_threads(), "thread").c_str());
+  out += format("layout     %s: %s of %s\n", layout_text(l).c_str(),
+                plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
   out += format("precision  %s\n", config.run.precision.c_str());
   const MemoryEstimate memory = estimate_memory(config, l, data.vocab_size);
   const auto [first, second, third] = memory.parts();
@@ -132,7 +136,7 @@ std::string run_record(const TrainConfig& config, TrainEngine& engine, int world
   return nlohmann::json{{"kind", "run"},
                         {"name", config.run.name},
                         {"config", flat_settings(to_yaml(config))},
-                        {"layout", str("dp ", l.dp, ", ep ", l.ep, ", edp ", l.edp)},
+                        {"layout", layout_text(l)},
                         {"params_total", f.params_total},
                         {"params_active", f.params_active},
                         {"params_embedding", f.params_embedding},

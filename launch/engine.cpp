@@ -47,7 +47,7 @@ std::vector<int64_t> TrainEngine::count_totals(std::span<const ModelBatch> micro
   int64_t labels = 0, tokens = 0;
   for (const ModelBatch& batch : micro_batches) {
     labels += batch.count_labels();
-    tokens += batch.num_valid();
+    tokens += mesh_.speaks_for_sequences() ? batch.num_valid() : 0;
   }
   const Tensor sums = Tensor::from(std::vector<int64_t>{labels, tokens, request_stop ? 1 : 0}, Shape{3});
   mesh_.tokens().all_reduce(sums.flat(0, 2), ReduceOp::sum).wait();
@@ -154,7 +154,7 @@ std::vector<StateTensor> TrainEngine::state() {
   return all;
 }
 
-ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device) {
+ModelBatch to_model_batch(const Batch& batch, bool mask_documents, AxisCoord cp, Device device) {
   ModelBatch out;
   out.batch = batch.B;
   out.seq = batch.S;
@@ -164,7 +164,7 @@ ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device
   out.num_labels = std::ranges::count_if(batch.labels_BS, [](int32_t label) { return label >= 0; });
   out.positions_T = Tensor::from(batch.positions_BS, rows, device);
   if (mask_documents) out.document_BS = Tensor::from(batch.document_BS, Shape{batch.B, batch.S}, device);
-  return out;
+  return cut_sequences(out, cp);
 }
 
 }  // namespace shoal

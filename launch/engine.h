@@ -83,8 +83,9 @@ class TrainEngine {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-/// The host batch as device tensors. Documents are passed on only when `mask_documents`.
+/// The host batch as device tensors: the rows of one context parallel rank. Documents are passed on only when
+/// `mask_documents`.
 struct Batch;
-ModelBatch to_model_batch(const Batch& batch, bool mask_documents, Device device);
+ModelBatch to_model_batch(const Batch& batch, bool mask_documents, AxisCoord cp, Device device);
 
 }  // namespace shoal

@@ -10,15 +10,18 @@ namespace {
 
 /// This rank's share of samples [first, first + count). Every rank makes the same number of passes, empty
 /// ones if need be: its experts may be needed by the others.
-std::vector<ModelBatch> eval_batches(const BatchLoader& loader, const TrainConfig& config, AxisCoord dp,
-                                     int64_t micro_batch, int64_t first, int64_t count, Device device) {
+std::vector<ModelBatch> eval_batches(const BatchLoader& loader, const TrainConfig& config,
+                                     const TrainEngine& engine, int64_t micro_batch, int64_t first,
+                                     int64_t count) {
+  const AxisCoords& coords = engine.mesh().coords();
+  const AxisCoord dp = coords[Axis::dp];
   const ShardRange mine = shard_range(count, dp);
   const int64_t largest = shard_range(count, AxisCoord{0, dp.size}).end;
   std::vector<ModelBatch> batches;
   for (int64_t at = 0; at < largest; at += micro_batch) {
     const int64_t begin = std::min(mine.begin + at, mine.end), end = std::min(begin + micro_batch, mine.end);
-    batches.push_back(
-        to_model_batch(loader.batch(first + begin, end - begin), config.data.loader.mask_documents, device));
+    batches.push_back(to_model_batch(loader.batch(first + begin, end - begin),
+                                     config.data.loader.mask_documents, coords[Axis::cp], engine.device()));
   }
   return batches;
 }
@@ -40,8 +43,8 @@ EvalMetrics evaluate_model(TrainEngine& engine, const TrainData& data, const Tra
   double loss = 0;
   for (int64_t first = 0; first < samples; first += micro_batch * dp.size) {
     const int64_t count = std::min(micro_batch * dp.size, samples - first);
-    const TrainEngine::LossSum sum = engine.evaluate(
-        eval_batches(*data.validation, config, dp, micro_batch, first, count, engine.device()));
+    const TrainEngine::LossSum sum =
+        engine.evaluate(eval_batches(*data.validation, config, engine, micro_batch, first, count));
     loss += sum.loss;
     metrics.tokens += sum.labels;
   }

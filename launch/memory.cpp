@@ -137,8 +137,10 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   PassShape pass;
   pass.vocab_size = vocab_size;
-  pass.tokens =
-      static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(config.data.seq_len);
+  const auto held = [&](int rank) { return context_runs(config.data.seq_len, {rank, layout.cp}).rows(); };
+  const int64_t most = std::max(held(0), held(layout.cp - 1));  // no rank between them holds more
+  pass.tokens = static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(most);
+  pass.cp = layout.cp;
   pass.ep = layout.ep;
   pass.etp = layout.etp;
   pass.dtype = config.run.dtype();

@@ -141,7 +141,8 @@ std::vector<ModelBatch> Trainer::next_micro_batches() {
   std::vector<ModelBatch> batches;
   for (int64_t i = 0; i < num_micro_batches_; i++) {
     Batch batch = prefetch_->next();
-    batches.push_back(to_model_batch(batch, config_.data.loader.mask_documents, device_));
+    batches.push_back(
+        to_model_batch(batch, config_.data.loader.mask_documents, mesh_->coords()[Axis::cp], device_));
     prefetch_->recycle(std::move(batch));
   }
   return batches;

@@ -3,6 +3,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/linear.h"
 #include "core/ops/rows.h"
+#include "parallel/context_attention.h"
 
 namespace shoal {
 
@@ -69,9 +70,11 @@ Tensor AttentionLayer::rotate(const Tensor& qkv, const AttentionSpec& spec, cons
   return position_.rotate(qkv, spec, positions_T);
 }
 
-Tensor AttentionLayer::attend(const Tensor& qkv, const AttentionSpec& spec) {
+/// spec: of whole sequences.
+Tensor AttentionLayer::attend(const Tensor& qkv, const AttentionSpec& spec) const {
   const ProfileSection section("attention");
-  return attention(qkv, spec);
+  const ContextSplit& context = split_.context();
+  return context.is_split() ? context_attention(qkv, spec, context) : attention(qkv, spec);
 }
 
 Tensor AttentionLayer::output(const Tensor& y) const {
@@ -82,10 +85,11 @@ Tensor AttentionLayer::output(const Tensor& y) const {
 }
 
 Tensor AttentionLayer::forward(const Tensor& x_TD, const ModelBatch& batch) {
-  AttentionSpec s = spec(batch.batch, batch.seq);
-  s.document_BS = batch.document_BS;
-  const Tensor all_TD = split_.gather(x_TD, batch.batch * batch.seq);
+  AttentionSpec s = spec(batch.batch, split_.context().own(batch.seq).rows());
+  const Tensor all_TD = split_.gather(x_TD, batch.num_tokens());
   const Tensor qkv = rotate(project(all_TD), s, batch.positions_T);
+  s.seq = batch.seq;
+  s.document_BS = batch.document_BS;
   return output(attend(qkv, s));
 }
 

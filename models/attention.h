@@ -30,7 +30,7 @@ class AttentionLayer final : public Module {
   /// Heads are cut over the group of `split`, which must outlive the layer.
   AttentionLayer(const AttentionShape& shape, PositionEncoding& position, const TokenSplit& split,
                  const BuildContext& context);
-  /// x and the result: this rank's rows. Collective over the group of the split.
+  /// x and the result: this rank's rows. Collective over the groups of the split.
   Tensor forward(const Tensor& x_TD, const ModelBatch& batch);
   /// New tokens only; reads and extends layer `layer` of the state. positions_T: of all ranks' new tokens.
   Tensor decode(const Tensor& x_TD, const Tensor& positions_T, DecodeState& state, size_t layer);
@@ -38,7 +38,7 @@ class AttentionLayer final : public Module {
  private:
   Tensor project(const Tensor& x_TD) const;
   Tensor rotate(const Tensor& qkv, const AttentionSpec& spec, const Tensor& positions_T);
-  static Tensor attend(const Tensor& qkv, const AttentionSpec& spec);
+  Tensor attend(const Tensor& qkv, const AttentionSpec& spec) const;
   Tensor output(const Tensor& y) const;
   AttentionSpec spec(int64_t batch, int64_t seq) const;
 

@@ -14,22 +14,27 @@
 
 namespace shoal {
 
-/// B sequences of S tokens of this rank; rows are tokens, T = B * S. B may be 0 (a rank without data still
-/// takes part).
+/// B sequences of S tokens of this rank and those that share them; rows are tokens, T = B * S, or with
+/// context parallelism those of cut_sequences(). B may be 0 (a rank without data still takes part).
 struct ModelBatch {
   int64_t batch = 0, seq = 0;
   Tensor tokens_T;          // i32
   Tensor labels_T;          // i32; -1 = no loss here
   Tensor positions_T;       // i32
   Tensor document_BS;       // i32, ascending per row; undefined: rows are not split into documents
-  Tensor valid_T;           // u8, 0 = padding; undefined: no padding
+  Tensor valid_BS;          // u8, 0 = padding; undefined: no padding
   int64_t num_labels = -1;  // labels >= 0, where it is known without reading them
 
+  int64_t num_tokens() const { return tokens_T.numel(); }  // T
   /// Labels >= 0; waits for the device when num_labels is not known.
   int64_t count_labels() const;
-  /// Tokens that are no padding; waits for the device where there may be some.
+  /// Tokens of whole sequences that are no padding; waits for the device where there may be some.
   int64_t num_valid() const;
 };
+
+/// The same sequences with the rows of one context parallel rank. Documents and padding stay those of whole
+/// sequences: masks and routers look at other ranks' tokens too.
+ModelBatch cut_sequences(const ModelBatch& whole, AxisCoord cp);
 
 /// What a forward pass is for. Only `train` leaves traces (counts of MoE layers).
 enum class Pass : uint8_t {
@@ -80,8 +85,8 @@ struct ModelFacts {
 /// A forward and backward pass of one rank, for pass_memory().
 struct PassShape {
   int64_t vocab_size = 0;
-  double tokens = 0;  // of one micro-batch
-  int ep = 1, etp = 1;
+  double tokens = 0;  // of one micro-batch, that the rank holds
+  int ep = 1, etp = 1, cp = 1;
   DType dtype = DType::f32;  // of parameters
   bool bf16 = false;
   DeviceType device = DeviceType::cpu;

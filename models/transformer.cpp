@@ -66,7 +66,7 @@ Block::Output Block::forward(const Stream& in, const ModelBatch& batch, const Fo
   out.stream = run(
       in, [&](const Tensor& x) { return attention_.forward(x, batch); },
       [&](const Tensor& x) {
-        if (!moe_) return ffn_->forward(x, batch.batch * batch.seq);
+        if (!moe_) return ffn_->forward(x, batch.num_tokens());
         MoeLayer::Output moe = moe_->forward(x, batch, context);
         out.aux_loss = moe.aux_loss;
         out.z_loss = moe.z_loss;
@@ -80,7 +80,7 @@ Block::Stream Block::decode(const Stream& in, const ModelBatch& batch, DecodeSta
   return run(
       in, [&](const Tensor& x) { return attention_.decode(x, batch.positions_T, state, layer); },
       [&](const Tensor& x) {
-        return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x, batch.batch * batch.seq);
+        return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x, batch.num_tokens());
       });
 }
 
@@ -91,9 +91,9 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
       seq_len_(context.seq_len),
       device_(context.build.device),
       compute_(context.build.compute_dtype()),
-      tokens_(context.mesh->tokens()),
-      split_(context.mesh->comm(Axis::tp)),
-      stage_ranks_(context.mesh->comm(Axis::pp)),
+      mesh_(*context.mesh),
+      split_(mesh_.comm(Axis::tp), ContextSplit(mesh_.comm(Axis::cp), mesh_.layout().context)),
+      stage_ranks_(mesh_.comm(Axis::pp)),
       stages_(stage_ranges(options.stage_layers(context.mesh->layout(), vocab_size_, seq_len_))) {
   // Every rank knows all parameters; it holds those of its stages.
   const int rank = stage_ranks_.rank(), num_ranks = stage_ranks_.size(),
@@ -199,14 +199,14 @@ Transformer::Features Transformer::features(int stage, const Tensor& x_TD, const
 }
 
 Tensor Transformer::make_stage_input(const ModelBatch& batch) const {
-  const ShardRange own = split_.own(batch.batch * batch.seq);
+  const ShardRange own = split_.own(batch.num_tokens());
   const DType dtype = final_norm_ ? embedding_->value.dtype() : compute_;
   return Tensor::empty({own.end - own.begin, options_.hidden_size}, dtype, device_);
 }
 
 Tensor Transformer::logits(const ModelBatch& batch, const ForwardContext& context) {
   SHOAL_CHECK(stages_.size() == 1, "Transformer::logits: the model is cut into ", stages_.size(), " stages");
-  return all_logits(split_.gather_replicated(features(0, {}, batch, context).x_TD, batch.batch * batch.seq));
+  return all_logits(split_.gather_replicated(features(0, {}, batch, context).x_TD, batch.num_tokens()));
 }
 
 /// Which part of the vocabulary this rank's head has.
@@ -245,7 +245,7 @@ Tensor sum_of(const std::vector<Tensor>& terms) {
 LossTerms Transformer::head_loss(const Features& f, const ModelBatch& batch, const ForwardContext& context) {
   const ProfileSection section("head and loss");
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
-  const Tensor x_TD = split_.gather(f.x_TD, batch.batch * batch.seq);
+  const Tensor x_TD = split_.gather(f.x_TD, batch.num_tokens());
   LossTerms terms;
   terms.lm = linear_cross_entropy(x_TD, head_weight(), batch.labels_T, scale, vocab_part());
   return terms;
@@ -264,6 +264,8 @@ StageResult Transformer::forward_stage(int stage, const Tensor& x_TD, const Mode
   for (const Tensor& term : {terms.lm, terms.aux, terms.z}) {
     if (term.defined()) terms.total = terms.total.defined() ? add(terms.total, term) : term;
   }
+  // Ranks that share sequences all have these, and each takes the gradient of its rows: one reports them.
+  if (!mesh_.speaks_for_sequences()) terms.aux = terms.z = {};
   return result;
 }
 
@@ -313,6 +315,8 @@ Tensor Transformer::decode_stages(const Tensor& tokens_T, const ModelBatch& batc
 Tensor Transformer::next_logits(const Tensor& tokens_T, DecodeState& state) {
   const NoGrad no_grad;
   const int64_t B = state.batch, n = tokens_T.numel() / B, D = options_.hidden_size;
+  SHOAL_CHECK(!split_.context().is_split(), "next_logits: a sequence that grows is not shared by ",
+              mesh_.layout().cp, " context parallel ranks; make the mesh with cp = 1");
   SHOAL_CHECK(n * B == tokens_T.numel() && state.length + n <= state.capacity,
               "next_logits: ", tokens_T.numel(), " tokens for ", B, " sequences after ", state.length,
               " do not fit a cache of ", state.capacity);
@@ -354,7 +358,7 @@ void Transformer::end_measure() {
   for (MoeLayer* moe : moe_layers_) {
     Tensor& counts = moe->step_counts();
     if (!counts.defined()) counts = Tensor::zeros({moe->num_experts()}, DType::i64, device_);
-    tokens_.all_reduce(counts, ReduceOp::sum).wait();
+    mesh_.sequences().all_reduce(counts, ReduceOp::sum).wait();
   }
 }
 
@@ -381,8 +385,8 @@ std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
   for (MoeLayer* moe : moe_layers_) tokens.push_back(std::exchange(moe->statistics().tokens, 0));
   moe_counters_.flat(moe_counters_.numel() - num_layers, num_layers)
       .copy_from(Tensor::from(tokens, Shape{num_layers}));
-  tokens_.all_reduce(moe_counters_, ReduceOp::sum).wait();
-  tokens_.all_reduce(moe_entropies_, ReduceOp::sum).wait();
+  mesh_.sequences().all_reduce(moe_counters_, ReduceOp::sum).wait();
+  mesh_.sequences().all_reduce(moe_entropies_, ReduceOp::sum).wait();
   if (stage_ranks_.size() > 1) {  // a layer counts in one stage; all ranks move all biases
     stage_ranks_.all_reduce(moe_counters_, ReduceOp::sum).wait();
     stage_ranks_.all_reduce(moe_entropies_, ReduceOp::sum).wait();

@@ -149,7 +149,7 @@ class Transformer final : public Model {
   int64_t vocab_size_, seq_len_;
   Device device_;
   DType compute_;  // of what flows between layers
-  Communicator& tokens_;
+  const Mesh& mesh_;
   TokenSplit split_;
   Communicator& stage_ranks_;  // the other stages of this rank's tokens
   std::vector<StageLayers> stages_;

@@ -170,8 +170,12 @@ class PassEstimate {
     const AttentionShape a = o_.attention_shape();
     const double inner = static_cast<double>(a.heads * a.head_size) * element_;
     const double qkv = static_cast<double>((a.heads + 2 * a.kv_heads) * a.head_size) * element_;
+    // Context parallel ranks: keys and values of all of them with their gradients, or of two of them at a
+    // time and sums of all gradients; the larger one.
+    const double pair = static_cast<double>(2 * a.kv_heads * a.head_size) * element_;
+    const double others = shape_.cp == 1 ? 0 : std::max((2 * shape_.cp + 1) * pair, 8 * pair + 2 * qkv);
     return {norm_kept_ + qkv + inner + static_cast<double>(a.heads) * stats_,
-            inner + std::max(qkv, x_D_) + norm_made_};
+            inner + std::max(qkv, x_D_) + norm_made_ + others};
   }
 
   BlockBytes block(bool sparse) const {
@@ -199,7 +203,8 @@ class PassEstimate {
     else
       routed.made_input += K * x_D_;
     // Logits, scores, ids twice, weights.
-    const double router = 2 * E * stats_ + static_cast<double>(o_.moe.top_k) * (8 + stats_);
+    // Of all context parallel ranks.
+    const double router = shape_.cp * (2 * E * stats_ + static_cast<double>(o_.moe.top_k) * (8 + stats_));
     BlockBytes b{router + index + rows + routed.output + kept(routed), work(routed)};
     if (o_.shared_hidden() > 0) {
       const FfnBytes shared = ffn(1, o_.shared_hidden(), 1);

@@ -83,8 +83,9 @@ struct ReduceFrom final : Function {
   std::vector<Tensor> backward(const std::vector<Tensor>& dy) override { return {dy[0]}; }
 };
 
-/// Rows [offsets[rank], offsets[rank + 1]) of the sum over ranks. `own`: x may be overwritten.
-Tensor sum_own_rows(const Tensor& x, bool own, Communicator& group, const std::vector<int64_t>& offsets) {
+}  // namespace
+
+Tensor sum_rows_of_rank(const Tensor& x, Communicator& group, const std::vector<int64_t>& offsets) {
   const auto me = static_cast<size_t>(group.rank());
   const int64_t begin = offsets[me], end = offsets[me + 1];
   if (equal_parts(offsets)) {
@@ -92,9 +93,15 @@ Tensor sum_own_rows(const Tensor& x, bool own, Communicator& group, const std::v
     group.reduce_scatter(x, y, ReduceOp::sum).wait();
     return y;
   }
-  const Tensor all = own ? x : x.clone();
-  group.all_reduce(all, ReduceOp::sum).wait();
-  return all.rows(begin, end).clone();
+  group.all_reduce(x, ReduceOp::sum).wait();
+  return x.rows(begin, end).clone();
+}
+
+namespace {
+
+/// The same, of something that others may read.
+Tensor sum_own_rows(const Tensor& x, bool own, Communicator& group, const std::vector<int64_t>& offsets) {
+  return sum_rows_of_rank(own || equal_parts(offsets) ? x : x.clone(), group, offsets);
 }
 
 struct Gather final : Function {

@@ -33,6 +33,8 @@ Tensor reduce_scatter(const Tensor& x, Communicator& group, std::vector<int64_t>
 /// given these offsets. Block.
 std::vector<int64_t> gather_row_offsets(int64_t rows, Communicator& group);
 Tensor gather_all_rows(const Tensor& x, Communicator& group, const std::vector<int64_t>& offsets);
+/// Rows [offsets[rank], offsets[rank + 1]) of the sum over ranks. x may be overwritten. Blocks.
+Tensor sum_rows_of_rank(const Tensor& x, Communicator& group, const std::vector<int64_t>& offsets);
 
 /// An exchange of rows in flight. start and wait are two records on the tape: what is recorded between them
 /// overlaps with the exchange in forward and in backward (wait.backward starts the reverse exchange,

@@ -33,7 +33,13 @@ void ParallelOptions::fields(FieldVisitor& v) {
   v("tp", tp,
     "tensor parallel ranks: they cut heads, FFN widths and the vocabulary, and share the rows between them",
     in_range(1, 1 << 20));
-  v("cp", cp, "context parallel ranks, which share a sequence (1 in this version)", in_range(1, 1 << 20));
+  v("cp", cp, "context parallel ranks: each holds two of 2 * cp chunks of every sequence",
+    in_range(1, 1 << 20));
+  v("context", context,
+    "how keys and values of other context parallel ranks arrive: all_gather: all at once, the bits of one "
+    "rank in "
+    "forward; ring: from neighbour to neighbour while those at hand are used",
+    one_of({"all_gather", "ring"}));
   v("pp", pp, "pipeline ranks, each with a part of the layers", in_range(1, 1 << 20));
   v("pipeline", pipeline, "how pipeline ranks work together");
   v("ep", ep,
@@ -75,12 +81,7 @@ class Rules {
 };
 
 void check_degrees(const ParallelOptions& o, Rules& rules) {
-  const std::pair<const char*, int64_t> later[] = {{"cp", o.cp}};
-  for (const auto& [key, degree] : later) {
-    const std::string path = str("parallel.", key);
-    rules.require(degree >= 1, path, "expected a degree >= 1, got ", degree, "; 1 switches the axis off");
-    rules.require(degree <= 1, path, key, " = ", degree, " is not in this version; set it to 1");
-  }
+  rules.require(o.cp >= 1, "parallel.cp", "expected a degree >= 1, got ", o.cp, "; 1 switches the axis off");
   rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
   rules.require(o.etp >= 1, "parallel.etp", "expected a degree >= 1, got ", o.etp,
                 "; 1 switches the axis off");
@@ -230,6 +231,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   layout.tp = static_cast<int>(options.tp);
   layout.cp = static_cast<int>(options.cp);
   layout.pp = static_cast<int>(options.pp);
+  layout.context = options.context == "ring" ? ContextKind::ring : ContextKind::all_gather;
   layout.dp = static_cast<int>(dp);
   layout.etp = static_cast<int>(options.etp);
   layout.ep = static_cast<int>(resolve_ep(options, facts));
@@ -326,6 +328,12 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
   add_axes(dense);
   add_axes(expert);
   node_of_rank_ = find_nodes(*world_, layout_.ranks_per_node);
+  const AxisCoord tp = coords_[Axis::tp], cp = coords_[Axis::cp], dp = coords_[Axis::dp];
+  if (cp.size == 1 || dp.size == 1) {
+    tokens_ = comms_[static_cast<size_t>(cp.size == 1 ? Axis::dp : Axis::cp)];
+  } else {
+    tokens_ = world_->split(rank / (tp.size * cp.size * dp.size) * tp.size + tp.index, rank, "tokens");
+  }
   const AxisCoord stage = coords_[Axis::pp];
   stage_ = stage.size == 1 ? world_ : world_->split(stage.index, rank, "stage");
   const bool at_end = stage.index == 0 || stage.index == stage.size - 1;

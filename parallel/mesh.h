@@ -13,6 +13,7 @@
 #include "core/base/config.h"
 #include "core/nn/placement.h"
 #include "parallel/communicator.h"
+#include "parallel/context_split.h"
 #include "parallel/pipeline_schedule.h"
 
 namespace shoal {
@@ -31,9 +32,10 @@ struct ParallelOptions {
   int64_t tp = 1, cp = 1, pp = 1, etp = 1;
   AutoInt ep{1};  // auto: the largest divisor of the world and of num_experts; 1 for dispatcher local
   PipelineOptions pipeline;
-  Choice dispatcher;       // DispatcherRegistry; default all_to_all
-  AutoInt ranks_per_node;  // auto: found at start
-  double bucket_mb = 25;   // gradients are reduced in buckets of this size
+  std::string context = "all_gather";  // ContextKind
+  Choice dispatcher;                   // DispatcherRegistry; default all_to_all
+  AutoInt ranks_per_node;              // auto: found at start
+  double bucket_mb = 25;               // gradients are reduced in buckets of this size
   ParallelOptions();
   void fields(FieldVisitor& v);
 };
@@ -48,6 +50,7 @@ struct PipelineLayout {
 struct ParallelLayout {
   int tp = 1, cp = 1, dp = 1, pp = 1;  // dense grid
   int etp = 1, ep = 1, edp = 1;        // expert grid; pp is shared
+  ContextKind context = ContextKind::all_gather;
   PipelineLayout pipeline = {};
   int num_stages() const { return pp * pipeline.virtual_stages; }
   int ranks_per_node = 0;  // consecutive ones of the world; 0: nodes are found
@@ -94,8 +97,14 @@ class Mesh {
   /// The node of each rank of this rank's group along an axis: nodes are numbered in the order of their first
   /// rank of the world.
   std::vector<int> nodes(Axis axis) const;
-  /// Ranks that hold different tokens: dp (times cp). Losses, counts and dense gradients are summed over it.
-  Communicator& tokens() const { return comm(Axis::dp); }
+  /// Ranks that hold different tokens: dp x cp. Losses, labels and dense gradients are summed over it.
+  Communicator& tokens() const { return *tokens_; }
+  /// Ranks that hold different sequences: dp. What routers count is summed over it, because the ranks that
+  /// share a sequence all route all of it.
+  Communicator& sequences() const { return comm(Axis::dp); }
+  /// Whether this rank speaks for those that share its sequences: what they all have is summed over tokens()
+  /// once.
+  bool speaks_for_sequences() const { return coords_[Axis::cp].index == 0; }
   /// This rank and its like in the other of the first and the last pipeline stage, in this order; a group of
   /// one for ranks of other stages, and without stages.
   Communicator& ends() const { return *ends_; }
@@ -109,6 +118,7 @@ class Mesh {
   AxisCoords coords_;
   std::vector<int> node_of_rank_;  // of the world
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
+  std::shared_ptr<Communicator> tokens_;
   std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate
   std::shared_ptr<Communicator> ends_;
   /// How a parameter is cut on these ranks: its grid, and of each dimension the axis, parts and `within`.

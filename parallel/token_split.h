@@ -1,7 +1,8 @@
 // TokenSplit: how the tokens of a micro-batch lie on the ranks of a tensor parallel group. Between layers
 // each rank holds some rows (sequence parallelism, arXiv:2205.05198): norms, residuals, routers' inputs and
 // dispatches work on these. Layers whose weights are cut gather all rows and sum their partial results back
-// into rows. Without tensor parallelism every function returns its argument.
+// into rows. Without tensor parallelism every function returns its argument. These tokens are those of a rank
+// of the context parallel group, which shares the sequences (parallel/context_split.h).
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,18 @@
 #include "core/nn/placement.h"
 #include "core/tensor/tensor.h"
 #include "parallel/communicator.h"
+#include "parallel/context_split.h"
 
 namespace shoal {
 
 class TokenSplit {
  public:
-  /// `group` must outlive this.
-  explicit TokenSplit(Communicator& group) : group_(group) {}
+  /// The groups must outlive this.
+  TokenSplit(Communicator& group, const ContextSplit& context) : group_(group), context_(context) {}
 
   bool is_split() const { return group_.size() > 1; }
   Communicator& group() const { return group_; }
+  const ContextSplit& context() const { return context_; }
   AxisCoord coord() const { return {group_.rank(), group_.size()}; }
   /// The rows that this rank holds of `num_tokens`: consecutive, sizes differ by at most one.
   ShardRange own(int64_t num_tokens) const { return shard_range(num_tokens, coord()); }
@@ -39,6 +42,7 @@ class TokenSplit {
  private:
   std::vector<int64_t> offsets(int64_t num_tokens) const;
   Communicator& group_;
+  ContextSplit context_;
 };
 
 }  // namespace shoal

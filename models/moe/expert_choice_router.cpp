@@ -33,7 +33,7 @@ class ExpertChoiceRouter final : public Router {
     spec.top_k = training ? context_.num_experts : context_.top_k;
     spec.normalize = false;
     const Routed routed =
-        shoal::route(input.all_rows(linear(input.x_TD, weight_->value)), {}, input.batch.valid_T, spec, {});
+        shoal::route(input.all_rows(linear(input.x_TD, weight_->value)), {}, input.batch.valid_BS, spec, {});
     Routing routing{routed.expert_ids_TK, routed.weights_TK, {}, {}, routed.counts_E, routed.entropy};
     if (!training) return routing;
     warn_once();

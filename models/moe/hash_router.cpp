@@ -23,9 +23,9 @@ class HashRouter final : public Router {
   Routing route(const RouteInput& input) override {
     const int64_t T = input.num_tokens(), K = context_.top_k, E = context_.num_experts;
     // Waits for the device: a baseline, whose hash the host computes.
-    const std::vector<int32_t> tokens = input.batch.tokens_T.to_vector<int32_t>();
+    const std::vector<int32_t> tokens = input.all_token_ids().to_vector<int32_t>();
     const std::vector<uint8_t> valid =
-        input.batch.valid_T.defined() ? input.batch.valid_T.to_vector<uint8_t>() : std::vector<uint8_t>{};
+        input.batch.valid_BS.defined() ? input.batch.valid_BS.to_vector<uint8_t>() : std::vector<uint8_t>{};
     std::vector<int32_t> ids(static_cast<size_t>(T * K), -1);
     std::vector<int64_t> counts(static_cast<size_t>(E), 0);
     for (int64_t t = 0; t < T; t++) {

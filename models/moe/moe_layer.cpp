@@ -126,7 +126,7 @@ Tensor Experts::forward_part(const Tensor& x_RD, const std::vector<int64_t>& row
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
                    const TokenSplit& split, const ModelContext& context, const BuildContext& build)
-    : options_(options), shape_(shape), tokens_(context.mesh->tokens()), split_(split) {
+    : options_(options), shape_(shape), sequences_(context.mesh->sequences()), split_(split) {
   const RouterContext router{build.child("router"), shape.hidden_size,    options.num_experts,
                              options.top_k,         shape.num_moe_layers, shape.init_std};
   router_ = RouterRegistry::make(options.router, router);
@@ -153,7 +153,7 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
   const ProfileSection section("router");
   // Routers never see bf16: a rounded score could change the choice.
   const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
-  Routing routing = router_->route({router_x, batch, context, tokens_, step_counts_E_, split_});
+  Routing routing = router_->route({router_x, batch, context, sequences_, step_counts_E_, split_});
   Tensor dropped;
   // A measuring pass must see what the training pass will see.
   if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
@@ -202,19 +202,24 @@ int64_t MoeLayer::rows_each(const Routing& routing, const ModelBatch& batch,
                             const ForwardContext& context) const {
   if (!options_.pad_to_capacity || context.pass == Pass::evaluate) return Dispatcher::kAsNeeded;
   const int64_t num_tokens = routing.expert_ids_TK.size(0), choices = routing.expert_ids_TK.size(1);
-  const int64_t group = options_.capacity_scope == "sequence" ? batch.seq : num_tokens;
-  const ShardRange own = split_.own(num_tokens);
+  const bool by_sequence = options_.capacity_scope == "sequence";
+  const ShardRange own = split_.own(batch.num_tokens());
   if (own.begin == own.end) return 0;
-  const int64_t capacity = expert_capacity(options_.capacity_factor, choices, group, options_.num_experts);
-  const int64_t num_groups = (own.end - 1) / group - own.begin / group + 1;  // that this rank has rows of
+  const int64_t capacity = expert_capacity(options_.capacity_factor, choices,
+                                           by_sequence ? batch.seq : num_tokens, options_.num_experts);
+  // Of how many groups this rank has rows; each is shared by context parallel ranks.
+  const int64_t group = by_sequence ? split_.context().own(batch.seq).rows() : batch.num_tokens();
+  const int64_t num_groups = (own.end - 1) / group - own.begin / group + 1;
   return std::min(own.end - own.begin, num_groups * capacity);
 }
 
-MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each) {
-  const int64_t num_tokens = routing.expert_ids_TK.size(0);
-  const Tensor ids_TK = split_.own_rows(routing.expert_ids_TK),
-               weights_TK = split_.own_rows(routing.weights_TK);
-  const auto shared = [&] { return shared_ ? shared_forward(x_TD, num_tokens) : Tensor{}; };
+MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, const ModelBatch& batch,
+                                    int64_t rows_each) {
+  const auto own_rows = [&](const Tensor& all) {
+    return split_.own_rows(split_.context().own_rows(all, batch.batch, batch.seq));
+  };
+  const Tensor ids_TK = own_rows(routing.expert_ids_TK), weights_TK = own_rows(routing.weights_TK);
+  const auto shared = [&] { return shared_ ? shared_forward(x_TD, batch.num_tokens()) : Tensor{}; };
   if (const auto parts = dispatcher_->dispatch_parts(x_TD, ids_TK, rows_each)) {
     Tensor shared_TD = shared();
     for (int64_t i = 0; i < parts->num_parts(); i++) {
@@ -234,7 +239,7 @@ MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
                                    const ForwardContext& context) {
   const ProfileScope scope("moe", -1, "dispatch, combine");
   const Routing routing = route(x_TD, batch, context);
-  const auto [routed_TD, shared_TD] = compute(x_TD, routing, rows_each(routing, batch, context));
+  const auto [routed_TD, shared_TD] = compute(x_TD, routing, batch, rows_each(routing, batch, context));
   const Tensor y_TD = shared_TD.defined() ? add(routed_TD, shared_TD) : routed_TD;
   return {y_TD, routing.aux_loss, routing.z_loss};
 }

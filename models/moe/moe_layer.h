@@ -82,8 +82,8 @@ class MoeLayer final : public Module {
     Tensor y_TD;
     Tensor aux_loss, z_loss;  // scalars, undefined when off
   };
-  /// x and y: this rank's rows. Collective over ep and the group of the split, whatever this rank's number of
-  /// tokens.
+  /// x and y: this rank's rows. Collective over ep and the groups of the split, whatever this rank's number
+  /// of tokens.
   Output forward(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
 
   int64_t num_experts() const { return options_.num_experts; }
@@ -110,11 +110,11 @@ class MoeLayer final : public Module {
   struct Results {
     Tensor routed_TD, shared_TD;
   };
-  Results compute(const Tensor& x_TD, const Routing& routing, int64_t rows_each);
+  Results compute(const Tensor& x_TD, const Routing& routing, const ModelBatch& batch, int64_t rows_each);
 
   MoeOptions options_;
   MoeShape shape_;
-  Communicator& tokens_;
+  Communicator& sequences_;
   const TokenSplit& split_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Dispatcher> dispatcher_;

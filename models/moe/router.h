@@ -25,7 +25,7 @@ struct RouteInput {
   Tensor x_TD;
   const ModelBatch& batch;  // token ids, padding, sequence length
   const ForwardContext& context;
-  Communicator& tokens;  // ranks that hold the other tokens of the step
+  Communicator& sequences;  // ranks that hold the other sequences of the step
   Tensor
       step_counts_E;  // i64: assignments of the whole step, from a measuring pass; undefined: there was none
   const TokenSplit& split;  // of the micro-batch's tokens: x_TD has this rank's rows
@@ -33,7 +33,14 @@ struct RouteInput {
   int64_t num_tokens() const { return batch.batch * batch.seq; }
   /// All rows of what was made of x_TD. Every rank of the split routes all tokens alike: balance and capacity
   /// see whole sequences so.
-  Tensor all_rows(const Tensor& own_rows) const { return split.gather_replicated(own_rows, num_tokens()); }
+  Tensor all_rows(const Tensor& own_rows) const {
+    const Tensor rows = split.gather_replicated(own_rows, batch.num_tokens());
+    return split.context().gather_replicated(rows, batch.batch, batch.seq);
+  }
+  /// Ids of all tokens.
+  Tensor all_token_ids() const {
+    return split.context().gather_replicated(batch.tokens_T, batch.batch, batch.seq);
+  }
 };
 
 /// Of all tokens of the micro-batch, not of this rank's rows alone.
@@ -59,7 +66,7 @@ struct RouterOptions : Options {
 
 class Router : public Module {
  public:
-  /// Collective over input.tokens when the router says so (global auxiliary loss).
+  /// Collective over input.sequences when the router says so (global auxiliary loss).
   virtual Routing route(const RouteInput& input) = 0;
   /// The loss needs the assignments of the whole step before its first backward.
   virtual bool needs_step_counts() const { return false; }

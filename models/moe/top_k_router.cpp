@@ -88,7 +88,7 @@ class TopKRouter final : public Router {
     balance.total_tokens = input.context.totals.tokens;
     balance.tokens_per_group = options_.aux_scope == "sequence" ? input.batch.seq : 0;
     if (needs_step_counts() && training) balance.frequency_E = step_frequency(logits_TE, input);
-    Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, balance);
+    Routed routed = shoal::route(logits_TE, bias(), input.batch.valid_BS, spec_, balance);
     return {routed.expert_ids_TK, routed.weights_TK, routed.aux_loss,
             routed.z_loss,        routed.counts_E,   routed.entropy};
   }
@@ -104,8 +104,8 @@ class TopKRouter final : public Router {
     Tensor counts_E = input.step_counts_E;
     if (!counts_E.defined()) {
       const NoGrad no_grad;
-      counts_E = shoal::route(logits_TE, bias(), input.batch.valid_T, spec_, {}).counts_E;
-      input.tokens.all_reduce(counts_E, ReduceOp::sum).wait();
+      counts_E = shoal::route(logits_TE, bias(), input.batch.valid_BS, spec_, {}).counts_E;
+      input.sequences.all_reduce(counts_E, ReduceOp::sum).wait();
     }
     const double assignments =
         static_cast<double>(std::max<int64_t>(1, input.context.totals.tokens * context_.top_k));

@@ -34,4 +34,26 @@ inline Tensors backward(const Tensor& qkv, const Tensor& dy, const AttentionSpec
   return {dqkv};
 }
 
+/// y and lse of a part.
+inline Tensors part_forward(const Tensor& qkv, const Tensor& kv, const PartCase& p) {
+  const Device device = qkv.device();
+  const int64_t rows = p.spec.batch * p.part.queries.rows();
+  const Tensor y = Tensor::empty({rows, p.spec.heads * p.spec.head_size}, qkv.dtype(), device);
+  const Tensor lse = Tensor::empty({rows, p.spec.heads}, stats_dtype(qkv.dtype()), device);
+  const auto& kernel = qkv.dtype() == DType::bf16 ? bf16_attention_part_fwd : attention_part_fwd;
+  kernel(device, {qkv, kv, y, lse}, on(p.spec, device), p.part);
+  return {y, lse};
+}
+
+/// dqkv, zeros in keys and values, and dkv.
+inline Tensors part_backward(const Tensor& qkv, const Tensor& kv, const Tensor& dy, const PartCase& p) {
+  const Device device = qkv.device();
+  const Tensors results = part_forward(qkv, kv, p);
+  const Tensor dqkv = Tensor::zeros(qkv.shape(), qkv.dtype(), device);
+  const Tensor dkv = Tensor::empty(kv.shape(), kv.dtype(), device);
+  const auto& kernel = qkv.dtype() == DType::bf16 ? bf16_attention_part_bwd : attention_part_bwd;
+  kernel(device, {dy, qkv, kv, results[0], results[1], dqkv, dkv}, on(p.spec, device), p.part);
+  return {dqkv, dkv};
+}
+
 }  // namespace shoal::testing

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/ops/elementwise.h"
 #include "tests/cuda/attention_calls.h"
 
 namespace shoal::testing {
@@ -76,6 +77,51 @@ TEST(CudaAttentionBackward, GradientIsTheCpusForAllMasksAndSizes) {
 
 TEST(CudaBf16AttentionBackward, GradientIsTheCpusForAllMasksAndSizes) {
   for (const AttentionSpec& spec : tile_cases()) expect_backward_like_cpu(spec, DType::bf16);
+}
+
+/// Small ones, as the emulator is slow.
+std::vector<PartCase> small_parts() {
+  std::vector<PartCase> cases = {{make_spec(2, 9, 4, 2, 5), {{{0, 7}, {2, 2}}, {{2, 5}, {2, 2}}}},
+                                 {make_spec(1, 5, 2, 1, 4), {{{0, 3}, {0, 0}}, {{0, 3}, {2, 1}}}}};
+  for (const bool causal : {true, false}) {
+    PartCase p{make_spec(1, 80, 2, 1, 8, causal), {{{5, 50}, {12, 20}}, {{0, 41}, {20, 39}}}};
+    cases.push_back(p);
+    p.spec.document_BS = documents(1, {20, 36, 14, 10});
+    p.spec.alibi_slopes_H = Tensor::from(alibi_slopes(2), {2});
+    cases.push_back(p);
+  }
+  return cases;
+}
+
+TEST(CudaAttentionPart, ResultsAndGradientsAreTheCpus) {
+  for (const PartCase& p : small_parts()) {
+    const Shape output{p.spec.batch * p.part.queries.rows(), p.spec.heads * p.spec.head_size};
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      expect_like_cpu({normal(p.qkv_shape(), 1), normal(p.kv_shape(), 2)}, dtype,
+                      [&](const Tensors& in) { return Tensors{part_forward(in[0], in[1], p)[0]}; });
+      Tolerance tolerance = tolerance_of(dtype);
+      if (dtype == DType::bf16) tolerance = {2e-2, 3e-2};
+      if (dtype == DType::f32) tolerance.absolute = 1e-5;
+      expect_like_cpu(
+          {normal(p.qkv_shape(), 1), normal(p.kv_shape(), 2), normal(output, 3)}, dtype,
+          [&](const Tensors& in) { return part_backward(in[0], in[1], in[2], p); }, tolerance);
+    }
+  }
+}
+
+TEST(CudaAttentionPart, PartsMergeAsOnTheCpu) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    expect_like_cpu({normal({7, 20}, 1), normal({7, 20}, 2), normal({7, 4}, 3), normal({7, 4}, 4)}, dtype,
+                    [&](const Tensors& in) {
+                      const DType sums = stats_dtype(in[0].dtype());
+                      const auto wide = [&](const Tensor& x) {
+                        return x.dtype() == sums ? x.clone() : cast(x, sums);
+                      };
+                      const Tensor sum = wide(in[0]), lse = wide(in[2]);
+                      merge_attention(in[0].device(), {in[1], wide(in[3]), sum, lse});
+                      return Tensors{sum, lse};
+                    });
+  }
 }
 
 TEST(CudaAttentionBackward, AGradientOfAnotherShapeIsAnError) {

@@ -182,7 +182,7 @@ uint64_t waits_of_a_step(StepCase step) {
     for (int64_t a = 0; a < step.accumulation; a++) {
       batches.push_back(parity_batch(a, 2 * host->rank(), 2 * host->rank() + 2, kCuda));
       batches.back().num_labels = batches.back().count_labels();  // as batches of the loader have it
-      batches.back().valid_T = {};
+      batches.back().valid_BS = {};
     }
     engine.step(batches, 1e-3);
     const uint64_t before = standin::counts().host_waits;

@@ -55,7 +55,7 @@ TEST(Edges, CF_03_LayoutsThatDoNotFitAreRefusedWithBothNumbers) {
       {2, {"parallel.ep=2", "model.moe.num_experts=0", "model.moe.shared_experts=0"}, {"no MoE layer"}},
       {2, {"parallel.dp=4"}, {"parallel.dp", "expected the world size (2)"}},
       {2, {"parallel.ep=2", "parallel.dispatcher=local"}, {"parallel.dispatcher", "local needs ep = 1"}},
-      {2, {"parallel.cp=2"}, {"parallel.cp", "not in this version"}},
+      {3, {"parallel.cp=2"}, {"parallel", "cp (2)", "expected the world size (3)"}},
   };
   for (const Refused& c : cases) expect_refused(run, c);
 }

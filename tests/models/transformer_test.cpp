@@ -102,7 +102,7 @@ TEST(Transformer, PaddingChangesNothing) {
   ModelBatch padded = batch_of({{1, 2, 3, 4, 0, 0}, {0, 0, 0, 0, 0, 0}});
   padded.labels_T =
       Tensor::from(std::vector<int32_t>{2, 3, 4, -1, -1, -1, -1, -1, -1, -1, -1, -1}, Shape{12});
-  padded.valid_T = Tensor::from(std::vector<uint8_t>{1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0}, Shape{12});
+  padded.valid_BS = Tensor::from(std::vector<uint8_t>{1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0}, Shape{12});
   auto run = [&](const ModelBatch& batch) {
     for (Parameter* p : tiny.model->parameters()) p->leaf.grad = {};
     ForwardContext context;

@@ -13,6 +13,8 @@ const ParityResult& one_rank_result(ParityCase c) {
   c.pp = 1;
   c.virtual_stages = 1;
   c.schedule = "1f1b";
+  c.cp = 1;
+  c.context = ContextKind::all_gather;
   c.etp = 1;
   c.ranks_per_node = 0;
   c.accumulation = 1;
@@ -130,6 +132,32 @@ TEST(ParityMpi, DispatchOverTwoLevelsGivesTheResultOfOneRank) {
                    .balance = "bias",
                    .model = "moe: {num_experts: 7, top_k: 3, hidden: 8}",
                    .ranks_per_node = per_node});
+  }
+}
+
+TEST(ParityMpi, ContextParallelRanksGiveTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  for (const ContextKind kind : {ContextKind::all_gather, ContextKind::ring}) {
+    for (const int ep : expert_sizes()) {
+      for (const int64_t seq : {3, 13}) {
+        expect_parity({.ep = ep,
+                       .cp = world,
+                       .balance = "sequence",
+                       .capacity = "position",
+                       .context = kind,
+                       .seq = seq});
+        if (world % 2 != 0) continue;
+        expect_parity({.ep = ep,
+                       .tp = world / 2,
+                       .cp = 2,
+                       .accumulation = 2,
+                       .balance = "bias",
+                       .model = "heads: 4, kv_heads: 2",
+                       .context = kind,
+                       .seq = seq,
+                       .documents = true});
+      }
+    }
   }
 }
 

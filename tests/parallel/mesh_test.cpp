@@ -72,14 +72,6 @@ TEST(ResolveLayout, BatchMustDivideByRanksWhenMicroBatchIsAuto) {
             1U);
 }
 
-TEST(ResolveLayout, RefusesLaterAxesByName) {
-  ParallelOptions options;
-  options.cp = 2;
-  const auto messages = problems(options, {.world_size = 2, .global_batch = 8}, "parallel:\n  cp: 2\n");
-  ASSERT_EQ(messages.size(), 1U);
-  EXPECT_EQ(messages[0], "config parallel.cp (exp.yaml:2:7): cp = 2 is not in this version; set it to 1");
-}
-
 TEST(ResolveLayout, PipelineStagesMustFitLayersAndMicroBatches) {
   const auto options = [](int64_t pp, const PipelineOptions& pipeline) {
     ParallelOptions all;
@@ -272,6 +264,27 @@ TEST(Mesh, PutsConsecutiveRanksIntoAnExpertGroup) {
     EXPECT_EQ(mesh.comm(Axis::pp).name(), "pp");
     EXPECT_EQ(mesh.tokens().size(), 8);
   });
+}
+
+TEST(Mesh, ContextParallelRanksHoldOtherTokensOfTheSameSequences) {
+  run_ranks(8, [](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh(world, {.tp = 2, .cp = 2, .dp = 2, .pp = 1, .etp = 1, .ep = 8, .edp = 1});
+    const int rank = world->rank();
+    EXPECT_EQ(mesh.coords()[Axis::cp].index, rank / 2 % 2);
+    EXPECT_EQ(mesh.speaks_for_sequences(), rank / 2 % 2 == 0);
+    EXPECT_EQ(mesh.sequences().sum(int64_t{rank}), 2 * (rank % 4) + 4);
+    EXPECT_EQ(mesh.tokens().size(), 4);
+    EXPECT_EQ(mesh.tokens().sum(int64_t{rank}), 4 * (rank % 2) + 12);
+    EXPECT_EQ(mesh.replicas(Placement::tensor(0)).sum(int64_t{rank}), 4 * (rank % 2) + 12);
+    EXPECT_EQ(mesh.replicas(Placement::replicated()).size(), 8);
+  });
+  ParallelOptions options;
+  options.cp = 3;
+  options.context = "ring";
+  const ParallelLayout layout = resolved(options, {.world_size = 6, .global_batch = 2});
+  EXPECT_EQ(layout.cp, 3);
+  EXPECT_EQ(layout.dp, 2);
+  EXPECT_EQ(layout.context, ContextKind::ring);
 }
 
 TEST(Mesh, ArrangesBothGridsOverAllAxes) {

@@ -162,7 +162,7 @@ TEST(KnownFaults, LB_07_UnevenValidTokensPerMicroBatchGiveTheSameGradient) {
         std::vector<int32_t> labels(static_cast<size_t>(kSeq), -1);
         for (int64_t i = 0; i < length; i++) valid[static_cast<size_t>(i)] = 1;
         for (int64_t i = 0; i < length; i++) labels[static_cast<size_t>(i)] = 5;
-        batch.valid_T = Tensor::from(valid, Shape{kSeq});
+        batch.valid_BS = Tensor::from(valid, Shape{kSeq});
         batch.labels_T = Tensor::from(labels, Shape{kSeq});
         batches.push_back(batch);
       }

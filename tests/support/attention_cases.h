@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 namespace shoal::testing {
 
@@ -53,6 +53,45 @@ inline std::vector<AttentionSpec> attention_cases() {
     cases.push_back(alibi);
     alibi.document_BS = documents(1, {64, 56});
     cases.push_back(alibi);
+  }
+  return cases;
+}
+
+/// Some queries of each sequence and some keys.
+struct PartCase {
+  AttentionSpec spec;
+  AttentionPart part;
+
+  Shape qkv_shape() const {
+    return {spec.batch * part.queries.rows(), spec.kv_heads, spec.heads / spec.kv_heads + 2, spec.head_size};
+  }
+  Shape kv_shape() const { return {spec.batch * part.keys.rows(), spec.kv_heads, 2, spec.head_size}; }
+  std::string text() const {
+    const auto runs = [](const PositionRuns& r) {
+      return str(r.begin[0], "+", r.count[0], ", ", r.begin[1], "+", r.count[1]);
+    };
+    return str("S ", spec.seq, " H ", spec.heads, " C ", spec.head_size, " causal ", spec.causal, " queries ",
+               runs(part.queries), " keys ", runs(part.keys));
+  }
+};
+
+inline std::vector<PartCase> part_cases() {
+  std::vector<PartCase> cases = {
+      {make_spec(2, 9, 4, 2, 5), {{{0, 7}, {2, 2}}, {{2, 5}, {2, 2}}}},
+      {make_spec(1, 40, 2, 1, 16), {{{3, 20}, {0, 20}}, {{0, 10}, {10, 30}}}},
+      {make_spec(1, 40, 2, 1, 16), {{{3, 20}, {2, 20}}, {{0, 10}, {0, 0}}}},  // no keys
+      {make_spec(1, 5, 2, 1, 4), {{{0, 3}, {0, 0}}, {{0, 3}, {2, 1}}}},       // no queries
+  };
+  for (const bool causal : {true, false}) {
+    for (const bool masked : {true, false}) {
+      PartCase p{make_spec(2, 233, 6, 2, 20, causal), {{{20, 130}, {70, 101}}, {{0, 120}, {100, 98}}}};
+      if (masked) {
+        p.spec.document_BS = documents(2, {1, 66, 100, 30, 36});
+        p.spec.alibi_slopes_H = Tensor::from(alibi_slopes(6), {6});
+        p.spec.scale = 0.3;
+      }
+      cases.push_back(p);
+    }
   }
   return cases;
 }

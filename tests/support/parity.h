@@ -17,8 +17,11 @@
 
 namespace shoal::testing {
 
+inline constexpr int64_t kParitySeq = 6, kParityBatch = 8, kParityVocab = 31, kParityExperts = 8,
+                         kParitySteps = 5;
+
 struct ParityCase {
-  int ep = 1, tp = 1, etp = 1;
+  int ep = 1, tp = 1, etp = 1, cp = 1;
   int64_t accumulation = 1;
   std::string dispatcher = "all_to_all";
   std::string balance = "none";  // none | sequence | global | micro_batch | z_loss | bias
@@ -26,7 +29,7 @@ struct ParityCase {
   std::string recompute = "none";
   DType dtype = DType::f64;  // bf16: mixed precision on f32 parameters
   bool empty_ranks = false;  // rank 0 holds the whole batch
-  std::string model;         // extra model settings, YAML flow map entries
+  std::string model = "";    // extra model settings, YAML flow map entries
   Device device = {};        // of every tensor of the engine
   int64_t chunks = 1;        // of the all_to_all dispatcher
   bool pad = false;          // to the capacity
@@ -35,17 +38,21 @@ struct ParityCase {
   std::vector<int64_t> stage_layers = {};  // empty: balanced
   int ranks_per_node = 0;
 
+  ContextKind context = ContextKind::all_gather;
+  int64_t seq = kParitySeq;
+  bool documents = false;
+
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
-               etp > 1 ? str(", etp ", etp) : "", ", accumulation ", accumulation, ", ", dispatcher,
-               ", balance ", balance, ", capacity ", capacity, empty_ranks ? ", empty ranks" : "",
-               recompute == "none" ? "" : ", recompute", ", ", dtype, ", chunks ", chunks,
-               pad ? ", padded" : "", pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "");
+               etp > 1 ? str(", etp ", etp) : "",
+               cp > 1 ? str(", cp ", cp, context == ContextKind::ring ? " ring" : "") : "",
+               seq == kParitySeq ? "" : str(", seq ", seq), documents ? ", documents" : "", ", accumulation ",
+               accumulation, ", ", dispatcher, ", balance ", balance, ", capacity ", capacity,
+               empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
+               ", chunks ", chunks, pad ? ", padded" : "",
+               pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "");
   }
 };
-
-inline constexpr int64_t kParitySeq = 6, kParityBatch = 8, kParityVocab = 31, kParityExperts = 8,
-                         kParitySteps = 5;
 
 inline Choice parity_model(const ParityCase& c) {
   std::string router = "kind: top_k, score: softmax";
@@ -102,13 +109,14 @@ inline Choice parity_dispatcher(const ParityCase& c) {
 /// Sequences [begin, end) of step `step` of a fixed data stream: uneven padding and ignored labels; sequence
 /// 5 of every step is padding only, and four tokens are so frequent that some experts stay empty. No two
 /// tokens of a sequence have the same prefix, so no gate weights are equal up to rounding.
-inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end, Device device = {}) {
+inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end, Device device = {},
+                               int64_t S = kParitySeq) {
   const RandomStream random(77, "parity data");
-  const int64_t S = kParitySeq, B = end - begin;
+  const int64_t B = end - begin;
   std::vector<int32_t> tokens, labels, positions;
   std::vector<uint8_t> valid;
   for (int64_t b = begin; b < end; b++) {
-    const int64_t length = b == 5 ? 0 : S - b % 3;
+    const int64_t length = b == 5 ? 0 : std::max<int64_t>(S - b % 3, 0);
     for (int64_t s = 0; s < S; s++) {
       const auto index = static_cast<uint64_t>((step * kParityBatch + b) * S + s);
       const bool rare = random.below(2 * index, 3) == 0;
@@ -127,7 +135,18 @@ inline ModelBatch parity_batch(int64_t step, int64_t begin, int64_t end, Device 
   batch.tokens_T = Tensor::from(tokens, Shape{B * S}, device);
   batch.labels_T = Tensor::from(labels, Shape{B * S}, device);
   batch.positions_T = Tensor::from(positions, Shape{B * S}, device);
-  batch.valid_T = Tensor::from(valid, Shape{B * S}, device);
+  batch.valid_BS = Tensor::from(valid, Shape{B * S}, device);
+  return batch;
+}
+
+/// The same of a case, with its length and documents: sequence b has one of every (b % 3 + 1) tokens.
+inline ModelBatch parity_case_batch(const ParityCase& c, int64_t step, int64_t begin, int64_t end) {
+  ModelBatch batch = parity_batch(step, begin, end, c.device, c.seq);
+  if (!c.documents) return batch;
+  std::vector<int32_t> ids;
+  for (int64_t b = begin; b < end; b++)
+    for (int64_t s = 0; s < c.seq; s++) ids.push_back(static_cast<int32_t>((s + b) / (b % 3 + 1)));
+  batch.document_BS = Tensor::from(ids, Shape{end - begin, c.seq}, c.device);
   return batch;
 }
 
@@ -152,7 +171,7 @@ inline EngineOptions parity_engine(const ParityCase& c) {
   options.optimizer = parity_optimizer();
   options.dispatcher = parity_dispatcher(c);
   options.vocab_size = kParityVocab;
-  options.seq_len = kParitySeq;
+  options.seq_len = c.seq;
   options.seed = 3;
   options.clip_norm = 0.5;
   options.bucket_mb = 0.002;  // several buckets even for a tiny model
@@ -165,8 +184,10 @@ inline EngineOptions parity_engine(const ParityCase& c) {
 inline ParallelLayout parity_layout(const ParityCase& c, int world) {
   ParallelLayout layout;
   layout.tp = c.tp;
+  layout.cp = c.cp;
+  layout.context = c.context;
   layout.pp = c.pp;
-  layout.dp = world / (c.tp * c.pp);
+  layout.dp = world / (c.tp * c.cp * c.pp);
   layout.ep = c.ep;
   layout.etp = c.etp;
   layout.ranks_per_node = c.ranks_per_node;
@@ -189,7 +210,9 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
     for (int64_t a = 0; a < c.accumulation; a++) {
       const ShardRange part =
           shard_range(mine.end - mine.begin, {static_cast<int>(a), static_cast<int>(c.accumulation)});
-      batches.push_back(parity_batch(step, mine.begin + part.begin, mine.begin + part.end, c.device));
+      batches.push_back(
+          cut_sequences(parity_case_batch(c, step, mine.begin + part.begin, mine.begin + part.end),
+                        mesh.coords()[Axis::cp]));
     }
     const StepResult r = engine.step(batches, 1e-3);
     SHOAL_CHECK(r.updated, "parity run: step ", step, " made no update");

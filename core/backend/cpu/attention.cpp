@@ -2,7 +2,7 @@
 // thread holds one block of scores at a time, so extra memory does not grow with the square of the sequence.
 // The keys that a query sees are one interval [first, last), because documents are consecutive: whole blocks
 // outside it are skipped, and register tiles stop at its ends.
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 #include <algorithm>
 #include <cmath>
@@ -55,7 +55,7 @@ void attend_keys(const QueryBlock<T>& block, const ForwardTiles<T>& tiles, int64
       const int64_t row = row0 + r + i;
       T* scores = tiles.scores + i * kKeyBlock;
       const Interval& keys = block.keys[r + i];
-      add_alibi(scores, columns, slope, k0 - block.first_position - r - i);
+      add_alibi(scores, columns, slope, block.key_rows, k0, block.first_position + r + i);
       online_softmax(scores, std::max<int64_t>(0, keys.first - k0), std::min(visible, keys.last - k0),
                      columns, tiles.max[row], tiles.sum[row], tiles.out + row * tiles.padded, tiles.padded);
     }
@@ -89,7 +89,7 @@ void attend(const QueryBlock<T>& block, const AttentionSpec& spec) {
   for (int64_t i = 0; i < block.heads; i++) {
     for (int64_t r = 0; r < block.num_queries; r++) {
       const int64_t row = i * block.num_queries + r;
-      const T inverse = 1 / tiles.sum[row];
+      const T inverse = tiles.sum[row] == 0 ? 0 : 1 / tiles.sum[row];  // 0: it saw no key
       const T* out = tiles.out + row * tiles.padded;
       T* y = block.y + r * block.y_stride + i * c;
       for (int64_t j = 0; j < c; j++) y[j] = out[j] * inverse;
@@ -102,7 +102,16 @@ void attend(const QueryBlock<T>& block, const AttentionSpec& spec) {
 
 void attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y, const Tensor& lse) {
   dispatch_float(qkv.dtype(), "attention", [&]<class T>() {
-    attention_fwd_blocks<T>(qkv, spec, y, lse, [&](const QueryBlock<T>& block) { attend(block, spec); });
+    attention_fwd_blocks<T>(packed_rows<T>(qkv, spec), spec, y, lse,
+                            [&](const QueryBlock<T>& block) { attend(block, spec); });
+  });
+}
+
+void attention_part_fwd_impl(const AttentionPartForward& args, const AttentionSpec& spec,
+                             const AttentionPart& part) {
+  dispatch_float(args.qkv.dtype(), "attention_part", [&]<class T>() {
+    attention_fwd_blocks<T>(part_rows<T>(args, spec, part), spec, args.y, args.lse,
+                            [&](const QueryBlock<T>& block) { attend(block, spec); });
   });
 }
 
@@ -113,6 +122,7 @@ void attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spec) {
 }
 
 const bool added = attention_fwd.add(DeviceType::cpu, &attention_fwd_impl, kIsaLevel) &&
+                   attention_part_fwd.add(DeviceType::cpu, &attention_part_fwd_impl, kIsaLevel) &&
                    attention_decode.add(DeviceType::cpu, &attention_decode_impl, kIsaLevel);
 
 SHOAL_KERNELS_END

@@ -12,7 +12,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/attention_backward.inc"
@@ -26,14 +26,15 @@ struct BackwardTiles {
   T *k_transposed, *v_transposed, *k, *dk, *dv;  // keys; the transposed ones are [C, kKeyBlock]
   T *q, *dy, *dq;                                // queries
   T *probs, *dscores;
-  T* delta;  // [S, heads]
+  T* delta;  // [queries, heads]
   int64_t padded;
 
   BackwardTiles(cpu::Scratch& scratch, const HeadGroup<T>& group)
       : padded(round_up(group.head_size, kLanes<T>)) {
     const int64_t key_tile = kKeyBlock * round_up(group.head_size, 64), query_tile = kMaxQueryBlock * padded;
     const int64_t score_tile = kMaxQueryBlock * kKeyBlock;
-    k_transposed = scratch.get<T>(5 * key_tile + 3 * query_tile + 2 * score_tile + group.seq * group.heads);
+    k_transposed =
+        scratch.get<T>(5 * key_tile + 3 * query_tile + 2 * score_tile + group.num_queries * group.heads);
     v_transposed = k_transposed + key_tile;
     k = v_transposed + key_tile;
     dk = k + key_tile;
@@ -47,12 +48,12 @@ struct BackwardTiles {
   }
 };
 
-/// delta = sum_c dy y per row and head; also zeroes the query part of dqkv, which is then added to.
+/// delta = sum_c dy y per row and head; also zeroes dq, which is then added to.
 template <class T>
 void start_rows(const HeadGroup<T>& group, const BackwardTiles<T>& tiles) {
   const int64_t c = group.head_size;
-  for (int64_t s = 0; s < group.seq; s++) {
-    fill(group.dqkv + s * group.stride, 0, group.heads * c, T{0});
+  for (int64_t s = 0; s < group.num_queries; s++) {
+    fill(group.dq + s * group.q_stride, 0, group.heads * c, T{0});
     for (int64_t i = 0; i < group.heads; i++) {
       const T* dy = group.dy + s * group.y_stride + i * c;
       const T* y = group.y + s * group.y_stride + i * c;
@@ -97,7 +98,7 @@ void block_scores(const HeadGroup<T>& group, const BackwardTiles<T>& tiles, int6
     for (int i = 0; i < rows; i++) {
       const int64_t s = queries.first + r + i;
       const Interval& bounds = visible[r + i];
-      add_alibi(probs + i * kKeyBlock, columns, slope, keys.first - s);
+      add_alibi(probs + i * kKeyBlock, columns, slope, group.keys, keys.first, group.queries.position(s));
       score_gradients(probs + i * kKeyBlock, dscores + i * kKeyBlock,
                       std::max<int64_t>(0, bounds.first - keys.first),
                       std::min(seen, bounds.last - keys.first), columns,
@@ -131,7 +132,7 @@ void block_gradients(const HeadGroup<T>& group, const BackwardTiles<T>& tiles, i
     tile_rows<T>(rows, vectors, seen, tiles.dscores + r * kKeyBlock, kKeyBlock, 1, tiles.k, padded,
                  tiles.dq + r * padded, padded, false);
     for (int i = 0; i < rows; i++) {
-      T* dq = group.dqkv + (queries.first + r + i) * group.stride + head * c;
+      T* dq = group.dq + (queries.first + r + i) * group.q_stride + head * c;
       const T* from = tiles.dq + (r + i) * padded;
       for (int64_t x = 0; x < c; x++) dq[x] += group.scale * from[x];
     }
@@ -142,21 +143,23 @@ template <class T>
 void key_block(const HeadGroup<T>& group, const AttentionSpec& spec, const BackwardTiles<T>& tiles,
                int64_t first_head, Block keys) {
   const int64_t c = group.head_size, padded = tiles.padded;
-  const T* k = group.qkv + keys.first * group.stride + group.heads * c;
-  pack_transposed<T, kKeyBlock>(tiles.k_transposed, k, group.stride, keys.count, c);
-  pack_transposed<T, kKeyBlock>(tiles.v_transposed, k + c, group.stride, keys.count, c);
-  copy_rows(tiles.k, padded, k, group.stride, keys.count, c, T{1});
+  const T* k = group.kv + keys.first * group.kv_stride;
+  pack_transposed<T, kKeyBlock>(tiles.k_transposed, k, group.kv_stride, keys.count, c);
+  pack_transposed<T, kKeyBlock>(tiles.v_transposed, k + c, group.kv_stride, keys.count, c);
+  copy_rows(tiles.k, padded, k, group.kv_stride, keys.count, c, T{1});
   fill(tiles.dk, 0, keys.count * padded, T{0});
   fill(tiles.dv, 0, keys.count * padded, T{0});
-  for (int64_t q0 = spec.causal ? keys.first / kMaxQueryBlock * kMaxQueryBlock : 0; q0 < group.seq;
+  const int64_t unseeing = spec.causal ? group.queries.rows_below(group.keys.position(keys.first)) : 0;
+  for (int64_t q0 = unseeing / kMaxQueryBlock * kMaxQueryBlock; q0 < group.num_queries;
        q0 += kMaxQueryBlock) {
-    const Block queries{q0, std::min(kMaxQueryBlock, group.seq - q0)};
+    const Block queries{q0, std::min(kMaxQueryBlock, group.num_queries - q0)};
     Interval visible[kMaxQueryBlock];
-    for (int64_t r = 0; r < queries.count; r++) visible[r] = visible_keys(spec, group.documents, q0 + r);
+    for (int64_t r = 0; r < queries.count; r++)
+      visible[r] = visible_keys(spec, group.keys, group.documents, group.queries.position(q0 + r));
     if (visible[queries.count - 1].last <= keys.first) continue;
     if (visible[0].first >= keys.first + keys.count) break;  // later queries start later still
     for (int64_t i = 0; i < group.heads; i++) {
-      copy_rows(tiles.q, padded, group.qkv + q0 * group.stride + i * c, group.stride, queries.count, c,
+      copy_rows(tiles.q, padded, group.q + q0 * group.q_stride + i * c, group.q_stride, queries.count, c,
                 group.scale);
       copy_rows(tiles.dy, padded, group.dy + q0 * group.y_stride + i * c, group.y_stride, queries.count, c,
                 T{1});
@@ -165,7 +168,7 @@ void key_block(const HeadGroup<T>& group, const AttentionSpec& spec, const Backw
     }
   }
   for (int64_t j = 0; j < keys.count; j++) {
-    T* dk = group.dqkv + (keys.first + j) * group.stride + group.heads * c;
+    T* dk = group.dkv + (keys.first + j) * group.kv_stride;
     for (int64_t x = 0; x < c; x++) dk[x] = tiles.dk[j * padded + x];
     for (int64_t x = 0; x < c; x++) dk[c + x] = tiles.dv[j * padded + x];
   }
@@ -176,8 +179,8 @@ void group_backward(const HeadGroup<T>& group, const AttentionSpec& spec, int64_
   static thread_local cpu::Scratch scratch;
   const BackwardTiles<T> tiles(scratch, group);
   start_rows(group, tiles);
-  for (int64_t k0 = 0; k0 < group.seq; k0 += kKeyBlock) {
-    key_block(group, spec, tiles, first_head, {k0, std::min(kKeyBlock, group.seq - k0)});
+  for (int64_t k0 = 0; k0 < group.num_keys; k0 += kKeyBlock) {
+    key_block(group, spec, tiles, first_head, {k0, std::min(kKeyBlock, group.num_keys - k0)});
   }
 }
 
@@ -189,6 +192,16 @@ void attention_bwd_impl(const AttentionBackward& args, const AttentionSpec& spec
   });
 }
 
-const bool added = attention_bwd.add(DeviceType::cpu, &attention_bwd_impl, kIsaLevel);
+void attention_part_bwd_impl(const AttentionPartBackward& args, const AttentionSpec& spec,
+                             const AttentionPart& part) {
+  dispatch_float(args.qkv.dtype(), "attention_part_bwd", [&]<class T>() {
+    attention_bwd_groups<T>(args, spec, part, [&](const HeadGroup<T>& group, int64_t first_head) {
+      group_backward(group, spec, first_head);
+    });
+  });
+}
+
+const bool added = attention_part_bwd.add(DeviceType::cpu, &attention_part_bwd_impl, kIsaLevel) &&
+                   attention_bwd.add(DeviceType::cpu, &attention_bwd_impl, kIsaLevel);
 
 SHOAL_KERNELS_END

@@ -12,7 +12,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/attention_forward.inc"
@@ -58,7 +58,7 @@ void attend_keys(const QueryBlock<BFloat16>& block, const Tiles& tiles, int64_t 
       float* scores = tiles.scores + i * kKeys;
       const Interval& keys = block.keys[r + i];
       for (int64_t j = 0; j < columns; j++) scores[j] *= scale;
-      add_alibi(scores, columns, slope, k0 - block.first_position - r - i);
+      add_alibi(scores, columns, slope, block.key_rows, k0, block.first_position + r + i);
       online_softmax(scores, std::max<int64_t>(0, keys.first - k0), std::min(visible, keys.last - k0),
                      columns, tiles.max[row], tiles.sum[row], tiles.out + row * tiles.padded, tiles.padded);
       for (int64_t j = 0; j < columns; j += kFloats)
@@ -93,7 +93,7 @@ void attend(const QueryBlock<BFloat16>& block, const AttentionSpec& spec) {
   }
   for (int64_t row = 0; row < num_rows; row++) {
     const int64_t i = row / block.num_queries, r = row % block.num_queries;
-    const float inverse = 1 / tiles.sum[row];
+    const float inverse = tiles.sum[row] == 0 ? 0 : 1 / tiles.sum[row];  // 0: it saw no key
     const float* out = tiles.out + row * tiles.padded;
     BFloat16* y = block.y + r * block.y_stride + i * c;
     for (int64_t j = 0; j < c; j++) y[j] = out[j] * inverse;
@@ -103,7 +103,13 @@ void attend(const QueryBlock<BFloat16>& block, const AttentionSpec& spec) {
 
 void bf16_attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const Tensor& y,
                              const Tensor& lse) {
-  attention_fwd_blocks<BFloat16>(qkv, spec, y, lse,
+  attention_fwd_blocks<BFloat16>(packed_rows<BFloat16>(qkv, spec), spec, y, lse,
+                                 [&](const QueryBlock<BFloat16>& block) { attend(block, spec); });
+}
+
+void bf16_attention_part_fwd_impl(const AttentionPartForward& args, const AttentionSpec& spec,
+                                  const AttentionPart& part) {
+  attention_fwd_blocks<BFloat16>(part_rows<BFloat16>(args, spec, part), spec, args.y, args.lse,
                                  [&](const QueryBlock<BFloat16>& block) { attend(block, spec); });
 }
 
@@ -113,6 +119,7 @@ void bf16_attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spe
 }
 
 const bool added = bf16_attention_fwd.add(DeviceType::cpu, &bf16_attention_fwd_impl, kIsaLevel) &&
+                   bf16_attention_part_fwd.add(DeviceType::cpu, &bf16_attention_part_fwd_impl, kIsaLevel) &&
                    bf16_attention_decode.add(DeviceType::cpu, &bf16_attention_decode_impl, kIsaLevel);
 
 SHOAL_KERNELS_END

@@ -12,7 +12,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/scratch.h"
 #include "core/base/threads.h"
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 SHOAL_KERNELS_BEGIN
 #include "core/backend/cpu/attention_backward.inc"
@@ -30,7 +30,7 @@ struct Tiles {
       *dscore_rows;                    // of a block of queries; the last two [queries / 2, keys]
   BFloat16 *q, *dy, *probs, *dscores;  // queries x C (even), queries x keys
   float *scores, *dprobs;              // queries x keys
-  float *dk, *dv, *dq, *delta;         // keys x C; S x heads x C; S x heads
+  float *dk, *dv, *dq, *delta;         // keys x C; queries x heads x C; queries x heads
   int64_t even, padded;
 
   Tiles(cpu::Scratch& words, cpu::Scratch& halves, cpu::Scratch& floats, const HeadGroup<BFloat16>& group)
@@ -49,25 +49,25 @@ struct Tiles {
     dy = q + kQueries * even;
     probs = dy + kQueries * even;
     dscores = probs + kQueries * kKeys;
-    scores =
-        floats.get<float>(2 * kQueries * kKeys + 2 * kKeys * padded + group.seq * group.heads * (padded + 1));
+    scores = floats.get<float>(2 * kQueries * kKeys + 2 * kKeys * padded +
+                               group.num_queries * group.heads * (padded + 1));
     dprobs = scores + kQueries * kKeys;
     dk = dprobs + kQueries * kKeys;
     dv = dk + kKeys * padded;
     dq = dv + kKeys * padded;
-    delta = dq + group.seq * group.heads * padded;
+    delta = dq + group.num_queries * group.heads * padded;
   }
   /// dq row of query s and head i.
   float* dq_row(const HeadGroup<BFloat16>& group, int64_t s, int64_t i) const {
-    return dq + (i * group.seq + s) * padded;
+    return dq + (i * group.num_queries + s) * padded;
   }
 };
 
 /// delta = sum_c dy y per row and head; zeroes dq.
 void start_rows(const HeadGroup<BFloat16>& group, const Tiles& tiles) {
   const int64_t c = group.head_size;
-  fill(tiles.dq, 0, group.seq * group.heads * tiles.padded, 0.0F);
-  for (int64_t s = 0; s < group.seq; s++) {
+  fill(tiles.dq, 0, group.num_queries * group.heads * tiles.padded, 0.0F);
+  for (int64_t s = 0; s < group.num_queries; s++) {
     for (int64_t i = 0; i < group.heads; i++) {
       const BFloat16* dy = group.dy + s * group.y_stride + i * c;
       const BFloat16* y = group.y + s * group.y_stride + i * c;
@@ -119,7 +119,8 @@ void block_scores(const HeadGroup<BFloat16>& group, const Tiles& tiles, int64_t 
       const int64_t s = queries.first + r + i, row = r + i;
       const Interval& bounds = visible[row];
       // ALiBi is added to the scaled score, so it is divided by the scale here.
-      add_alibi(scores + i * kKeys, columns, slope / group.scale, keys.first - s);
+      add_alibi(scores + i * kKeys, columns, slope / group.scale, group.keys, keys.first,
+                group.queries.position(s));
       score_gradients(scores + i * kKeys, dprobs + i * kKeys, tiles.probs + row * kKeys,
                       tiles.dscores + row * kKeys, std::max<int64_t>(0, bounds.first - keys.first),
                       std::min(seen, bounds.last - keys.first), group.scale,
@@ -159,30 +160,32 @@ void block_gradients(const HeadGroup<BFloat16>& group, const Tiles& tiles, int64
 void key_block(const HeadGroup<BFloat16>& group, const AttentionSpec& spec, const Tiles& tiles,
                int64_t first_head, Block keys) {
   const int64_t c = group.head_size;
-  const BFloat16* k = group.qkv + keys.first * group.stride + group.heads * c;
-  pair_columns(k, group.stride, keys.count, c, tiles.k_columns, kKeys);
-  pair_columns(k + c, group.stride, keys.count, c, tiles.v_columns, kKeys);
-  pair_rows(k, group.stride, keys.count, c, tiles.k_rows, tiles.padded);
+  const BFloat16* k = group.kv + keys.first * group.kv_stride;
+  pair_columns(k, group.kv_stride, keys.count, c, tiles.k_columns, kKeys);
+  pair_columns(k + c, group.kv_stride, keys.count, c, tiles.v_columns, kKeys);
+  pair_rows(k, group.kv_stride, keys.count, c, tiles.k_rows, tiles.padded);
   fill(tiles.dk, 0, keys.count * tiles.padded, 0.0F);
   fill(tiles.dv, 0, keys.count * tiles.padded, 0.0F);
-  for (int64_t q0 = spec.causal ? keys.first / kQueries * kQueries : 0; q0 < group.seq; q0 += kQueries) {
-    const Block queries{q0, std::min(kQueries, group.seq - q0)};
+  const int64_t unseeing = spec.causal ? group.queries.rows_below(group.keys.position(keys.first)) : 0;
+  for (int64_t q0 = unseeing / kQueries * kQueries; q0 < group.num_queries; q0 += kQueries) {
+    const Block queries{q0, std::min(kQueries, group.num_queries - q0)};
     Interval visible[kQueries];
-    for (int64_t r = 0; r < queries.count; r++) visible[r] = visible_keys(spec, group.documents, q0 + r);
+    for (int64_t r = 0; r < queries.count; r++)
+      visible[r] = visible_keys(spec, group.keys, group.documents, group.queries.position(q0 + r));
     if (visible[queries.count - 1].last <= keys.first) continue;
     if (visible[0].first >= keys.first + keys.count) break;  // later queries start later still
     for (int64_t i = 0; i < group.heads; i++) {
-      const BFloat16 *q = group.qkv + q0 * group.stride + i * c, *dy = group.dy + q0 * group.y_stride + i * c;
-      copy_even(tiles.q, tiles.even, q, group.stride, queries.count, c);
+      const BFloat16 *q = group.q + q0 * group.q_stride + i * c, *dy = group.dy + q0 * group.y_stride + i * c;
+      copy_even(tiles.q, tiles.even, q, group.q_stride, queries.count, c);
       copy_even(tiles.dy, tiles.even, dy, group.y_stride, queries.count, c);
-      pair_rows(q, group.stride, queries.count, c, tiles.q_rows, tiles.padded);
+      pair_rows(q, group.q_stride, queries.count, c, tiles.q_rows, tiles.padded);
       pair_rows(dy, group.y_stride, queries.count, c, tiles.dy_rows, tiles.padded);
       block_scores(group, tiles, i, slope_of<float>(spec, first_head + i), queries, keys, visible);
       block_gradients(group, tiles, i, queries, keys, visible);
     }
   }
   for (int64_t j = 0; j < keys.count; j++) {
-    BFloat16* dk = group.dqkv + (keys.first + j) * group.stride + group.heads * c;
+    BFloat16* dk = group.dkv + (keys.first + j) * group.kv_stride;
     for (int64_t x = 0; x < c; x++) dk[x] = group.scale * tiles.dk[j * tiles.padded + x];
     for (int64_t x = 0; x < c; x++) dk[c + x] = tiles.dv[j * tiles.padded + x];
   }
@@ -193,12 +196,12 @@ void group_backward(const HeadGroup<BFloat16>& group, const AttentionSpec& spec,
   const Tiles tiles(words, halves, floats, group);
   const int64_t c = group.head_size;
   start_rows(group, tiles);
-  for (int64_t k0 = 0; k0 < group.seq; k0 += kKeys) {
-    key_block(group, spec, tiles, first_head, {k0, std::min(kKeys, group.seq - k0)});
+  for (int64_t k0 = 0; k0 < group.num_keys; k0 += kKeys) {
+    key_block(group, spec, tiles, first_head, {k0, std::min(kKeys, group.num_keys - k0)});
   }
-  for (int64_t s = 0; s < group.seq; s++) {
+  for (int64_t s = 0; s < group.num_queries; s++) {
     for (int64_t i = 0; i < group.heads; i++) {
-      BFloat16* dq = group.dqkv + s * group.stride + i * c;
+      BFloat16* dq = group.dq + s * group.q_stride + i * c;
       const float* from = tiles.dq_row(group, s, i);
       for (int64_t x = 0; x < c; x++) dq[x] = group.scale * from[x];
     }
@@ -211,6 +214,14 @@ void bf16_attention_bwd_impl(const AttentionBackward& args, const AttentionSpec&
   });
 }
 
-const bool added = bf16_attention_bwd.add(DeviceType::cpu, &bf16_attention_bwd_impl, kIsaLevel);
+void bf16_attention_part_bwd_impl(const AttentionPartBackward& args, const AttentionSpec& spec,
+                                  const AttentionPart& part) {
+  attention_bwd_groups<BFloat16>(args, spec, part, [&](const HeadGroup<BFloat16>& group, int64_t first_head) {
+    group_backward(group, spec, first_head);
+  });
+}
+
+const bool added = bf16_attention_part_bwd.add(DeviceType::cpu, &bf16_attention_part_bwd_impl, kIsaLevel) &&
+                   bf16_attention_bwd.add(DeviceType::cpu, &bf16_attention_bwd_impl, kIsaLevel);
 
 SHOAL_KERNELS_END

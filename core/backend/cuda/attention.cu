@@ -38,8 +38,8 @@ struct RowState {
   int num_rows;
 };
 
-template <class T, int kR>
-SHOAL_DEVICE void start_rows(const AttentionArgs<T>& a, int b, int g, int first, RowState<T, kR>& rows) {
+template <class T, class S, int kR>
+SHOAL_DEVICE void start_rows(const AttentionArgs<T, S>& a, int b, int g, int first, RowState<T, kR>& rows) {
   using C = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   SHOAL_UNROLL
@@ -61,15 +61,15 @@ SHOAL_DEVICE void start_rows(const AttentionArgs<T>& a, int b, int g, int first,
 }
 
 /// Weights of 32 keys from `first` on; scores of this lane's key. Sums so far are to be multiplied by factor.
-template <class T, int kR>
-SHOAL_DEVICE void weigh(RowState<T, kR>& rows, const Compute<T> (&scores)[kR], int first, int first_position,
+template <class T, class S, int kR>
+SHOAL_DEVICE void weigh(const S& sight, RowState<T, kR>& rows, const Compute<T> (&scores)[kR], int first,
                         Compute<T> (&factor)[kR]) {
   using C = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x % kWarp), key = first + lane;
   SHOAL_UNROLL
   for (int r = 0; r < kR; r++) {
     const bool seen = rows.keys[r].has(key);
-    const C score = scores[r] + rows.slope[r] * static_cast<C>(key - first_position - rows.query[r]);
+    const C score = scores[r] + rows.slope[r] * static_cast<C>(sight.distance(rows.query[r], key));
     const C largest = warp_max(seen ? score : C(-INFINITY)),
             max = largest > rows.max[r] ? largest : rows.max[r];
     const C weight = seen ? fast_exp(score - max) : C(0);
@@ -81,8 +81,8 @@ SHOAL_DEVICE void weigh(RowState<T, kR>& rows, const Compute<T> (&scores)[kR], i
 }
 
 /// Keys [first, last), at most 32.
-template <int N, class T, int kR>
-SHOAL_DEVICE void attend_keys(const AttentionArgs<T>& a, int b, int g, int first, int last,
+template <int N, class T, class S, int kR>
+SHOAL_DEVICE void attend_keys(const AttentionArgs<T, S>& a, int b, int g, int first, int last,
                               RowState<T, kR>& rows) {
   using C = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x % kWarp), c_size = a.head_size;
@@ -98,7 +98,7 @@ SHOAL_DEVICE void attend_keys(const AttentionArgs<T>& a, int b, int g, int first
       }
     }
   }
-  weigh<T, kR>(rows, scores, first, a.sight.first_position, factor);
+  weigh<T, S, kR>(a.sight, rows, scores, first, factor);
   __syncwarp();
   for (int c = lane; c < c_size; c += static_cast<int>(kWarp)) {
     C sums[kR];
@@ -116,8 +116,8 @@ SHOAL_DEVICE void attend_keys(const AttentionArgs<T>& a, int b, int g, int first
   __syncwarp();  // the weights are read
 }
 
-template <class T, int kR>
-SHOAL_DEVICE void finish_rows(const AttentionArgs<T>& a, int b, int g, int part, const Parts<T>& parts,
+template <class T, class S, int kR>
+SHOAL_DEVICE void finish_rows(const AttentionArgs<T, S>& a, int b, int g, int part, const Parts<T>& parts,
                               const RowState<T, kR>& rows) {
   using C = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x % kWarp), c_size = a.head_size;
@@ -132,15 +132,15 @@ SHOAL_DEVICE void finish_rows(const AttentionArgs<T>& a, int b, int g, int part,
       continue;
     }
     T* y = a.y.at(b, rows.query[r], g) + rows.head[r] * c_size;
-    const C inverse = 1 / rows.total[r];
+    const C inverse = rows.total[r] == C(0) ? C(0) : 1 / rows.total[r];  // 0: it saw no key
     for (int c = lane; c < c_size; c += static_cast<int>(kWarp)) y[c] = rows.sums[r * c_size + c] * inverse;
     if (a.lse != nullptr && lane == 0) a.lse[stat] = rows.max[r] + std::log(rows.total[r]);
   }
 }
 
-template <int N, int kR, class T>
+template <int N, int kR, class T, class S>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
-    attention_rows_kernel(AttentionArgs<T> a, Parts<T> parts) {
+    attention_rows_kernel(AttentionArgs<T, S> a, Parts<T> parts) {
   using C = Compute<T>;
   SHOAL_DYNAMIC_SHARED(C, shared);
   RowState<T, kR> rows;
@@ -196,8 +196,8 @@ __global__ void join_parts_kernel(const Compute<T>* joined, int num_parts, int64
   }
 }
 
-template <class T, int kR>
-void launch_rows(Device device, const AttentionArgs<T>& a, const Parts<T>& parts) {
+template <int kR, class T, class S>
+void launch_rows(Device device, const AttentionArgs<T, S>& a, const Parts<T>& parts) {
   using C = Compute<T>;
   const size_t warp_bytes = row_elements<kR>(a.head_size) * sizeof(C);
   SHOAL_CHECK(warp_bytes <= kMostShared, "attention: the head size ", a.head_size, " is too large for ",
@@ -214,21 +214,21 @@ void launch_rows(Device device, const AttentionArgs<T>& a, const Parts<T>& parts
   constexpr int kN = kPack<T>;
   const bool packs = all_aligned({a.k.data}) && a.head_size % kN == 0 && a.k.row % kN == 0;
   if (packs) {
-    SHOAL_LAUNCH((attention_rows_kernel<kN, kR, T>), shape, a, parts);
+    SHOAL_LAUNCH((attention_rows_kernel<kN, kR, T, S>), shape, a, parts);
   } else {
-    SHOAL_LAUNCH((attention_rows_kernel<1, kR, T>), shape, a, parts);
+    SHOAL_LAUNCH((attention_rows_kernel<1, kR, T, S>), shape, a, parts);
   }
 }
 
 }  // namespace
 
-template <class T>
-void attention_fwd_by_rows(Device device, const AttentionArgs<T>& a) {
+template <class T, class S>
+void attention_fwd_by_rows(Device device, const AttentionArgs<T, S>& a) {
   const int64_t group_rows = int64_t{a.sight.num_queries} * a.heads,
                 num_rows = group_rows * a.batch * a.groups;
   if (num_rows == 0) return;
   // Every query sees nearly all keys when it is decoded; the parts do not depend on the launch.
-  const bool decoding = a.sight.first_position > 0 && a.lse == nullptr;
+  const bool decoding = a.sight.has_earlier_keys() && a.lse == nullptr;
   const int64_t most_parts =
       decoding && num_rows < kEnoughWarps ? (a.sight.num_keys + kPartKeys - 1) / kPartKeys : 1;
   Tensor joined;
@@ -238,9 +238,9 @@ void attention_fwd_by_rows(Device device, const AttentionArgs<T>& a) {
     parts.joined = joined.data<Compute<T>>();
   }
   if (group_rows == 1) {
-    launch_rows<T, 1>(device, a, parts);
+    launch_rows<1>(device, a, parts);
   } else {
-    launch_rows<T, kRows>(device, a, parts);
+    launch_rows<kRows>(device, a, parts);
   }
   if (most_parts > 1) {
     SHOAL_LAUNCH((join_parts_kernel<T>), launch_shape(device, (num_rows + kMostWarps - 1) / kMostWarps, 128),
@@ -249,6 +249,7 @@ void attention_fwd_by_rows(Device device, const AttentionArgs<T>& a) {
 }
 
 template void attention_fwd_by_rows(Device, const AttentionArgs<BFloat16>&);
+template void attention_fwd_by_rows(Device, const AttentionArgs<BFloat16, PartSight>&);
 
 namespace {
 
@@ -256,6 +257,14 @@ void attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const Tens
   const Tensor bounds = document_bounds(spec, qkv.device());
   dispatch_float(qkv.dtype(), "attention", [&]<class T>() {
     attention_fwd_by_rows(qkv.device(), attention_args<T>(qkv, spec, y, lse, bounds));
+  });
+}
+
+void attention_part_fwd_impl(const AttentionPartForward& args, const AttentionSpec& spec,
+                             const AttentionPart& part) {
+  const Tensor bounds = document_bounds(spec, args.qkv.device());
+  dispatch_float(args.qkv.dtype(), "attention_part", [&]<class T>() {
+    attention_fwd_by_rows(args.qkv.device(), part_args<T>(args, spec, part, bounds));
   });
 }
 
@@ -267,6 +276,7 @@ void attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spec) {
 
 [[maybe_unused]] const bool added[] = {
     attention_fwd.add(DeviceType::cuda, &attention_fwd_impl),
+    attention_part_fwd.add(DeviceType::cuda, &attention_part_fwd_impl),
     attention_decode.add(DeviceType::cuda, &attention_decode_impl),
 };
 

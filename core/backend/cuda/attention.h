@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/backend/cuda/block.h"
-#include "core/ops/attention.h"
+#include "core/ops/attention_part.h"
 
 namespace shoal::cuda {
 
@@ -45,6 +45,8 @@ struct Sight {
     }
     return keys;
   }
+  SHOAL_DEVICE int distance(int query, int key) const { return key - first_position - query; }
+  bool has_earlier_keys() const { return first_position > 0; }
   /// For first_position = 0.
   SHOAL_DEVICE Range queries_of(int b, int key) const {
     Range queries{causal ? key : 0, num_queries};
@@ -57,14 +59,61 @@ struct Sight {
   }
 };
 
-/// T: stored type.
-template <class T>
+/// PositionRuns of core/ops/attention_part.h.
+struct Runs {
+  int begin[2], count[2];
+  SHOAL_DEVICE int position(int row) const {
+    return row < count[0] ? begin[0] + row : begin[1] + row - count[0];
+  }
+  SHOAL_DEVICE int rows_below(int position) const {
+    int rows = 0;
+    for (int i = 0; i < 2; i++) {
+      const int below = position - begin[i];
+      rows += below < 0 ? 0 : smaller_of(below, count[i]);
+    }
+    return rows;
+  }
+};
+
+/// The same for some queries and some keys of each sequence.
+struct PartSight {
+  const int32_t* documents;  // as of Sight, of whole sequences
+  int num_queries, num_keys, seq;
+  bool causal;
+  Runs queries, keys;
+
+  SHOAL_DEVICE Range keys_of(int b, int query) const {
+    const int position = queries.position(query);
+    Range seen{0, causal ? position + 1 : seq};
+    if (documents != nullptr) {
+      const int32_t* document = documents + 2 * (int64_t{b} * seq + position);
+      seen.first = document[0];
+      if (!causal) seen.last = document[1];
+    }
+    return {keys.rows_below(seen.first), keys.rows_below(seen.last)};
+  }
+  SHOAL_DEVICE Range queries_of(int b, int key) const {
+    const int position = keys.position(key);
+    Range seeing{causal ? position : 0, seq};
+    if (documents != nullptr) {
+      const int32_t* document = documents + 2 * (int64_t{b} * seq + position);
+      seeing.last = document[1];
+      if (!causal) seeing.first = document[0];
+    }
+    return {queries.rows_below(seeing.first), queries.rows_below(seeing.last)};
+  }
+  SHOAL_DEVICE int distance(int query, int key) const { return keys.position(key) - queries.position(query); }
+  bool has_earlier_keys() const { return false; }
+};
+
+/// T: stored type. S: Sight or PartSight.
+template <class T, class S = Sight>
 struct AttentionArgs {
   using C = Compute<T>;
   int batch, groups, heads, head_size;  // heads: of a group
   C scale;
   const float* slopes;  // of ALiBi, [H]; null: none
-  Sight sight;
+  S sight;
   HeadRows<const T> q, k, v;
   HeadRows<T> y;
   C* lse;  // [B * S, H]; null: not wanted
@@ -130,6 +179,14 @@ AttentionGradients<T> attention_gradients(const AttentionBackward& args, const A
           packed_rows(packed, spec, 1), packed_rows(packed, spec, 2), delta.data<Compute<T>>()};
 }
 
+/// Of a part: qkv and kv as of AttentionPartForward.
+template <class T>
+AttentionArgs<T, PartSight> part_args(const AttentionPartForward& rows, const AttentionSpec& spec,
+                                      const AttentionPart& part, const Tensor& bounds);
+template <class T>
+AttentionGradients<T> part_gradients(const AttentionPartBackward& args, const AttentionSpec& spec,
+                                     const AttentionPart& part, const Tensor& delta);
+
 /// For a new token of each sequence and more: copies keys and values into the caches, from args.length on,
 /// and makes the arguments of the attention of the new queries to all of them. Throws Error when the caches
 /// do not fit.
@@ -137,13 +194,13 @@ template <class T>
 AttentionArgs<T> append_to_caches(const DecodeArgs& args, const AttentionSpec& spec);
 
 /// One warp for a few queries and no tensor cores: any type and head size. T: float, double, BFloat16.
-template <class T>
-void attention_fwd_by_rows(Device device, const AttentionArgs<T>& args);
-template <class T>
-void attention_bwd_by_rows(Device device, const AttentionArgs<T>& args,
+template <class T, class S>
+void attention_fwd_by_rows(Device device, const AttentionArgs<T, S>& args);
+template <class T, class S>
+void attention_bwd_by_rows(Device device, const AttentionArgs<T, S>& args,
                            const AttentionGradients<T>& gradients);
 /// [B * S, H] sums of dy * y, for AttentionGradients.
 template <class T>
-Tensor attention_delta(const AttentionBackward& args, const AttentionSpec& spec);
+Tensor attention_delta(const Tensor& dy, const Tensor& y, int64_t head_size);
 
 }  // namespace shoal::cuda

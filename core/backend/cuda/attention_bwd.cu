@@ -15,10 +15,10 @@ template <class T, bool kOfKeys>
 struct OwnRows {
   using C = Compute<T>;
   static constexpr int kArrays = kOfKeys ? 4 : 3;
-  C *scores_row, *values_row;        // [kRows, head_size]: keys and values, or queries and dy
-  C *scores_sums, *values_sums;      // the same: dk or dq, without the scale; dv
-  C *p, *ds;                         // [kRows, 32]
-  int position[kRows], head[kRows];  // head: of the group, of queries
+  C *scores_row, *values_row;    // [kRows, head_size]: keys and values, or queries and dy
+  C *scores_sums, *values_sums;  // the same: dk or dq, without the scale; dv
+  C *p, *ds;                     // [kRows, 32]
+  int row[kRows], head[kRows];   // head: of the group, of queries
   Range others[kRows];
   C lse[kRows], delta[kRows], slope[kRows];  // of queries
   int count;
@@ -36,25 +36,25 @@ struct OwnRows {
 };
 
 /// Rows [first, first + own.count): keys, or queries r / heads of head r % heads.
-template <class T, bool kOfKeys>
-SHOAL_DEVICE void start_rows(const AttentionArgs<T>& a, const AttentionGradients<T>& gradients, int b, int g,
-                             int first, OwnRows<T, kOfKeys>& own) {
+template <class T, class S, bool kOfKeys>
+SHOAL_DEVICE void start_rows(const AttentionArgs<T, S>& a, const AttentionGradients<T>& gradients, int b,
+                             int g, int first, OwnRows<T, kOfKeys>& own) {
   using C = Compute<T>;
   SHOAL_UNROLL
   for (int r = 0; r < kRows; r++) {
     const int row = first + (r < own.count ? r : 0);
-    own.position[r] = kOfKeys ? row : row / a.heads;
+    own.row[r] = kOfKeys ? row : row / a.heads;
     own.head[r] = kOfKeys ? 0 : row % a.heads;
-    own.others[r] = kOfKeys ? a.sight.queries_of(b, own.position[r]) : a.sight.keys_of(b, own.position[r]);
+    own.others[r] = kOfKeys ? a.sight.queries_of(b, own.row[r]) : a.sight.keys_of(b, own.row[r]);
     const int head = g * a.heads + own.head[r];
     if (!kOfKeys) {
-      own.lse[r] = a.lse[a.stat_of(b, own.position[r], head)];
-      own.delta[r] = gradients.delta[a.stat_of(b, own.position[r], head)];
+      own.lse[r] = a.lse[a.stat_of(b, own.row[r], head)];
+      own.delta[r] = gradients.delta[a.stat_of(b, own.row[r], head)];
       own.slope[r] = a.slope_of(head);
     }
     const int offset = own.head[r] * a.head_size;
-    const T* scores = (kOfKeys ? a.k : a.q).at(b, own.position[r], g) + offset;
-    const T* values = (kOfKeys ? a.v : gradients.dy).at(b, own.position[r], g) + offset;
+    const T* scores = (kOfKeys ? a.k : a.q).at(b, own.row[r], g) + offset;
+    const T* values = (kOfKeys ? a.v : gradients.dy).at(b, own.row[r], g) + offset;
     for (int c = static_cast<int>(threadIdx.x) % kLanes; c < a.head_size; c += kLanes) {
       own.scores_row[r * a.head_size + c] = static_cast<C>(scores[c]);
       own.values_row[r * a.head_size + c] = static_cast<C>(values[c]);
@@ -66,8 +66,8 @@ SHOAL_DEVICE void start_rows(const AttentionArgs<T>& a, const AttentionGradients
 }
 
 /// p and ds of the other row of this lane, at `other`; head: of the group, of queries that are the others.
-template <int N, class T, bool kOfKeys>
-SHOAL_DEVICE void score_gradients(const AttentionArgs<T>& a, const AttentionGradients<T>& gradients, int b,
+template <int N, class T, class S, bool kOfKeys>
+SHOAL_DEVICE void score_gradients(const AttentionArgs<T, S>& a, const AttentionGradients<T>& gradients, int b,
                                   int g, int head, int other, bool there, OwnRows<T, kOfKeys>& own) {
   using C = Compute<T>;
   C scores[kRows] = {}, values[kRows] = {}, lse = 0, delta = 0, slope = 0;
@@ -92,7 +92,7 @@ SHOAL_DEVICE void score_gradients(const AttentionArgs<T>& a, const AttentionGrad
   }
   SHOAL_UNROLL
   for (int r = 0; r < kRows; r++) {
-    const int distance = kOfKeys ? own.position[r] - other : other - own.position[r];  // key - query
+    const int distance = kOfKeys ? a.sight.distance(other, own.row[r]) : a.sight.distance(own.row[r], other);
     const C bias = (kOfKeys ? slope : own.slope[r]) * static_cast<C>(distance);
     const bool seen = there && own.others[r].has(other);
     const C p = seen ? fast_exp(scores[r] * a.scale + bias - (kOfKeys ? lse : own.lse[r])) : C(0);
@@ -103,9 +103,9 @@ SHOAL_DEVICE void score_gradients(const AttentionArgs<T>& a, const AttentionGrad
 }
 
 /// Others [first, last), at most 32.
-template <int N, class T, bool kOfKeys>
-SHOAL_DEVICE void add_others(const AttentionArgs<T>& a, const AttentionGradients<T>& gradients, int b, int g,
-                             int head, int first, int last, OwnRows<T, kOfKeys>& own) {
+template <int N, class T, class S, bool kOfKeys>
+SHOAL_DEVICE void add_others(const AttentionArgs<T, S>& a, const AttentionGradients<T>& gradients, int b,
+                             int g, int head, int first, int last, OwnRows<T, kOfKeys>& own) {
   using C = Compute<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   score_gradients<N>(a, gradients, b, g, head, first + lane, first + lane < last, own);
@@ -133,14 +133,14 @@ SHOAL_DEVICE void add_others(const AttentionArgs<T>& a, const AttentionGradients
   __syncwarp();  // p and ds are read
 }
 
-template <class T, bool kOfKeys>
-SHOAL_DEVICE void finish_rows(const AttentionArgs<T>& a, const AttentionGradients<T>& gradients, int b, int g,
-                              const OwnRows<T, kOfKeys>& own) {
+template <class T, class S, bool kOfKeys>
+SHOAL_DEVICE void finish_rows(const AttentionArgs<T, S>& a, const AttentionGradients<T>& gradients, int b,
+                              int g, const OwnRows<T, kOfKeys>& own) {
   SHOAL_UNROLL
   for (int r = 0; r < kRows; r++) {
     if (r >= own.count) break;
-    T* scores = (kOfKeys ? gradients.dk : gradients.dq).at(b, own.position[r], g) + own.head[r] * a.head_size;
-    T* values = gradients.dv.at(b, own.position[r], g);
+    T* scores = (kOfKeys ? gradients.dk : gradients.dq).at(b, own.row[r], g) + own.head[r] * a.head_size;
+    T* values = gradients.dv.at(b, own.row[r], g);
     for (int c = static_cast<int>(threadIdx.x) % kLanes; c < a.head_size; c += kLanes) {
       scores[c] = own.scores_sums[r * a.head_size + c] * a.scale;
       if (kOfKeys) values[c] = own.values_sums[r * a.head_size + c];
@@ -148,9 +148,9 @@ SHOAL_DEVICE void finish_rows(const AttentionArgs<T>& a, const AttentionGradient
   }
 }
 
-template <int N, bool kOfKeys, class T>
+template <int N, bool kOfKeys, class T, class S>
 __global__ void __launch_bounds__(kMostWarps* kLanes, 1)
-    attention_bwd_rows_kernel(AttentionArgs<T> a, AttentionGradients<T> gradients) {
+    attention_bwd_rows_kernel(AttentionArgs<T, S> a, AttentionGradients<T> gradients) {
   using C = Compute<T>;
   SHOAL_DYNAMIC_SHARED(C, shared);
   OwnRows<T, kOfKeys> own(shared + threadIdx.x / kWarp * own.elements(a.head_size), a.head_size);
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kMostWarps* kLanes, 1)
   }
 }
 
-template <bool kOfKeys, class T>
-void launch_rows(Device device, const AttentionArgs<T>& a, const AttentionGradients<T>& gradients) {
+template <bool kOfKeys, class T, class S>
+void launch_rows(Device device, const AttentionArgs<T, S>& a, const AttentionGradients<T>& gradients) {
   using C = Compute<T>;
   const size_t warp_bytes = OwnRows<T, kOfKeys>::elements(a.head_size) * sizeof(C);
   SHOAL_CHECK(warp_bytes <= kMostShared, "attention: the head size ", a.head_size,
@@ -197,9 +197,9 @@ void launch_rows(Device device, const AttentionArgs<T>& a, const AttentionGradie
   constexpr int kN = kPack<T>;
   const bool packs = all_aligned({a.q.data, a.k.data, a.v.data, gradients.dy.data}) && a.head_size % kN == 0;
   if (packs) {
-    SHOAL_LAUNCH((attention_bwd_rows_kernel<kN, kOfKeys, T>), shape, a, gradients);
+    SHOAL_LAUNCH((attention_bwd_rows_kernel<kN, kOfKeys, T, S>), shape, a, gradients);
   } else {
-    SHOAL_LAUNCH((attention_bwd_rows_kernel<1, kOfKeys, T>), shape, a, gradients);
+    SHOAL_LAUNCH((attention_bwd_rows_kernel<1, kOfKeys, T, S>), shape, a, gradients);
   }
 }
 
@@ -220,43 +220,58 @@ __global__ void delta_kernel(const T* dy, const T* y, int64_t num_rows, int widt
 
 }  // namespace
 
-template <class T>
-void attention_bwd_by_rows(Device device, const AttentionArgs<T>& a, const AttentionGradients<T>& gradients) {
+template <class T, class S>
+void attention_bwd_by_rows(Device device, const AttentionArgs<T, S>& a,
+                           const AttentionGradients<T>& gradients) {
   launch_rows<true>(device, a, gradients);
   launch_rows<false>(device, a, gradients);
 }
 
 template <class T>
-Tensor attention_delta(const AttentionBackward& args, const AttentionSpec& spec) {
-  SHOAL_CHECK(args.dy.dtype() == args.qkv.dtype() && args.dy.numel() == args.y.numel(),
-              "attention_bwd: expected dy like y, ", args.y.shape(), " ", args.qkv.dtype(), ", got ",
-              args.dy.shape(), " ", args.dy.dtype());
-  const Device device = args.qkv.device();
-  const int64_t num_rows = spec.batch * spec.seq * spec.heads;
+Tensor attention_delta(const Tensor& dy, const Tensor& y, int64_t head_size) {
+  SHOAL_CHECK(dy.dtype() == y.dtype() && dy.numel() == y.numel(), "attention_bwd: expected dy like y, ",
+              y.shape(), " ", y.dtype(), ", got ", dy.shape(), " ", dy.dtype());
+  const Device device = y.device();
+  const int64_t num_rows = y.numel() / head_size;
   const Tensor delta = Tensor::empty({num_rows}, dtype_of<Compute<T>>, device);
   SHOAL_LAUNCH((delta_kernel<T>),
                launch_shape(device, (num_rows + kMostWarps - 1) / kMostWarps, kMostWarps * kLanes),
-               args.dy.data<T>(), args.y.data<T>(), num_rows, static_cast<int>(spec.head_size),
-               delta.data<Compute<T>>());
+               dy.data<T>(), y.data<T>(), num_rows, static_cast<int>(head_size), delta.data<Compute<T>>());
   return delta;
 }
 
 template void attention_bwd_by_rows(Device, const AttentionArgs<BFloat16>&,
                                     const AttentionGradients<BFloat16>&);
-template Tensor attention_delta<BFloat16>(const AttentionBackward&, const AttentionSpec&);
+template void attention_bwd_by_rows(Device, const AttentionArgs<BFloat16, PartSight>&,
+                                    const AttentionGradients<BFloat16>&);
+template Tensor attention_delta<BFloat16>(const Tensor&, const Tensor&, int64_t);
 
 namespace {
 
 void attention_bwd_impl(const AttentionBackward& args, const AttentionSpec& spec) {
   const Tensor bounds = document_bounds(spec, args.qkv.device());
   dispatch_float(args.qkv.dtype(), "attention_bwd", [&]<class T>() {
-    const Tensor delta = attention_delta<T>(args, spec);
+    const Tensor delta = attention_delta<T>(args.dy, args.y, spec.head_size);
     attention_bwd_by_rows(args.qkv.device(), attention_args<T>(args.qkv, spec, args.y, args.lse, bounds),
                           attention_gradients<T>(args, spec, delta));
   });
 }
 
-[[maybe_unused]] const bool added = attention_bwd.add(DeviceType::cuda, &attention_bwd_impl);
+void attention_part_bwd_impl(const AttentionPartBackward& args, const AttentionSpec& spec,
+                             const AttentionPart& part) {
+  const Tensor bounds = document_bounds(spec, args.qkv.device());
+  dispatch_float(args.qkv.dtype(), "attention_part_bwd", [&]<class T>() {
+    const Tensor delta = attention_delta<T>(args.dy, args.y, spec.head_size);
+    attention_bwd_by_rows(args.qkv.device(),
+                          part_args<T>({args.qkv, args.kv, args.y, args.lse}, spec, part, bounds),
+                          part_gradients<T>(args, spec, part, delta));
+  });
+}
+
+[[maybe_unused]] const bool added[] = {
+    attention_bwd.add(DeviceType::cuda, &attention_bwd_impl),
+    attention_part_bwd.add(DeviceType::cuda, &attention_part_bwd_impl),
+};
 
 }  // namespace
 }  // namespace shoal::cuda

@@ -82,6 +82,73 @@ AttentionArgs<T> append_to_caches(const DecodeArgs& args, const AttentionSpec& s
   return a;
 }
 
+namespace {
+
+Runs device_runs(const PositionRuns& runs) {
+  Runs out{};
+  for (size_t i = 0; i < 2; i++) {
+    out.begin[i] = static_cast<int>(runs.begin[i]);
+    out.count[i] = static_cast<int>(runs.count[i]);
+  }
+  return out;
+}
+
+/// Rows of a part in packed qkv or in kv, from a column of group 0 on.
+template <class T>
+HeadRows<T> rows_at(T* data, int64_t column, int64_t rows, int64_t groups, int64_t group) {
+  return {data + column, rows * groups * group, groups * group, group};
+}
+
+}  // namespace
+
+template <class T>
+AttentionArgs<T, PartSight> part_args(const AttentionPartForward& rows, const AttentionSpec& spec,
+                                      const AttentionPart& part, const Tensor& bounds) {
+  SHOAL_CHECK(spec.seq < INT32_MAX / 2 && spec.batch <= INT32_MAX,
+              "attention_part: expected fewer than 2^30 tokens, got ", spec.batch, " sequences of ",
+              spec.seq);
+  const int64_t heads = spec.heads / spec.kv_heads, c = spec.head_size, queries = part.queries.rows(),
+                keys = part.keys.rows();
+  const double scale = spec.scale != 0 ? spec.scale : 1 / std::sqrt(static_cast<double>(c));
+  const T *qkv = rows.qkv.data<T>(), *kv = rows.kv.data<T>();
+  return {
+      static_cast<int>(spec.batch),
+      static_cast<int>(spec.kv_heads),
+      static_cast<int>(heads),
+      static_cast<int>(c),
+      static_cast<Compute<T>>(scale),
+      data_or_null<float>(spec.alibi_slopes_H),
+      PartSight{data_or_null<int32_t>(bounds), static_cast<int>(queries), static_cast<int>(keys),
+                static_cast<int>(spec.seq), spec.causal, device_runs(part.queries), device_runs(part.keys)},
+      rows_at(qkv, 0, queries, spec.kv_heads, (heads + 2) * c),
+      rows_at(kv, 0, keys, spec.kv_heads, 2 * c),
+      rows_at(kv, c, keys, spec.kv_heads, 2 * c),
+      rows_at(rows.y.data<T>(), 0, queries, spec.kv_heads, heads * c),
+      data_or_null<Compute<T>>(rows.lse)};
+}
+
+template <class T>
+AttentionGradients<T> part_gradients(const AttentionPartBackward& args, const AttentionSpec& spec,
+                                     const AttentionPart& part, const Tensor& delta) {
+  const int64_t heads = spec.heads / spec.kv_heads, c = spec.head_size, queries = part.queries.rows(),
+                keys = part.keys.rows();
+  T* dkv = args.dkv.data<T>();
+  const T* dy = args.dy.data<T>();
+  return {rows_at(dy, 0, queries, spec.kv_heads, heads * c),
+          rows_at(args.dqkv.data<T>(), 0, queries, spec.kv_heads, (heads + 2) * c),
+          rows_at(dkv, 0, keys, spec.kv_heads, 2 * c), rows_at(dkv, c, keys, spec.kv_heads, 2 * c),
+          delta.data<Compute<T>>()};
+}
+
+#define SHOAL_PARTS(T)                                                                              \
+  template AttentionArgs<T, PartSight> part_args(const AttentionPartForward&, const AttentionSpec&, \
+                                                 const AttentionPart&, const Tensor&);              \
+  template AttentionGradients<T> part_gradients(const AttentionPartBackward&, const AttentionSpec&, \
+                                                const AttentionPart&, const Tensor&)
+SHOAL_PARTS(float);
+SHOAL_PARTS(double);
+SHOAL_PARTS(BFloat16);
+#undef SHOAL_PARTS
 template AttentionArgs<float> append_to_caches(const DecodeArgs&, const AttentionSpec&);
 template AttentionArgs<double> append_to_caches(const DecodeArgs&, const AttentionSpec&);
 template AttentionArgs<BFloat16> append_to_caches(const DecodeArgs&, const AttentionSpec&);

@@ -192,6 +192,13 @@ void bf16_attention_fwd_impl(const Tensor& qkv, const AttentionSpec& spec, const
   }
 }
 
+/// Without tensor cores.
+void bf16_attention_part_fwd_impl(const AttentionPartForward& args, const AttentionSpec& spec,
+                                  const AttentionPart& part) {
+  const Tensor bounds = document_bounds(spec, args.qkv.device());
+  attention_fwd_by_rows(args.qkv.device(), part_args<BFloat16>(args, spec, part, bounds));
+}
+
 void bf16_attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spec) {
   const auto a = append_to_caches<BFloat16>(args, spec);
   if (a.head_size <= kLargestTileHead && spec.seq >= kFewQueries) {
@@ -203,6 +210,7 @@ void bf16_attention_decode_impl(const DecodeArgs& args, const AttentionSpec& spe
 
 [[maybe_unused]] const bool added[] = {
     bf16_attention_fwd.add(DeviceType::cuda, &bf16_attention_fwd_impl),
+    bf16_attention_part_fwd.add(DeviceType::cuda, &bf16_attention_part_fwd_impl),
     bf16_attention_decode.add(DeviceType::cuda, &bf16_attention_decode_impl),
 };
 

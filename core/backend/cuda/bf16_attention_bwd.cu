@@ -275,7 +275,8 @@ void launch_blocks(Device device, const AttentionArgs<BFloat16>& a,
 void bf16_attention_bwd_impl(const AttentionBackward& args, const AttentionSpec& spec) {
   if (attention_bwd_by_library(args, spec)) return;
   const Device device = args.qkv.device();
-  const Tensor bounds = document_bounds(spec, device), delta = attention_delta<BFloat16>(args, spec);
+  const Tensor bounds = document_bounds(spec, device),
+               delta = attention_delta<BFloat16>(args.dy, args.y, spec.head_size);
   const auto a = attention_args<BFloat16>(args.qkv, spec, args.y, args.lse, bounds);
   const auto gradients = attention_gradients<BFloat16>(args, spec, delta);
   if (a.head_size > kLargestTileHead) return attention_bwd_by_rows(device, a, gradients);
@@ -288,7 +289,21 @@ void bf16_attention_bwd_impl(const AttentionBackward& args, const AttentionSpec&
   });
 }
 
-[[maybe_unused]] const bool added = bf16_attention_bwd.add(DeviceType::cuda, &bf16_attention_bwd_impl);
+/// Without tensor cores.
+void bf16_attention_part_bwd_impl(const AttentionPartBackward& args, const AttentionSpec& spec,
+                                  const AttentionPart& part) {
+  const Device device = args.qkv.device();
+  const Tensor bounds = document_bounds(spec, device),
+               delta = attention_delta<BFloat16>(args.dy, args.y, spec.head_size);
+  attention_bwd_by_rows(device,
+                        part_args<BFloat16>({args.qkv, args.kv, args.y, args.lse}, spec, part, bounds),
+                        part_gradients<BFloat16>(args, spec, part, delta));
+}
+
+[[maybe_unused]] const bool added[] = {
+    bf16_attention_bwd.add(DeviceType::cuda, &bf16_attention_bwd_impl),
+    bf16_attention_part_bwd.add(DeviceType::cuda, &bf16_attention_part_bwd_impl),
+};
 
 }  // namespace
 }  // namespace shoal::cuda

@@ -54,7 +54,7 @@ TEST(Usage, BenchRefusesWhatItCannotMeasureBeforeItMeasures) {
 
 TEST(Usage, ALayoutThatNoNumberOfRanksCanHaveIsRefusedWithoutOne) {
   const ShoalFolder folder;
-  expect_refused(folder.shoal({"config", "tiny.yaml", "parallel.cp=2"}), {"parallel.cp"});
+  expect_refused(folder.shoal({"config", "tiny.yaml", "parallel.ep=5"}), {"parallel.ep"});
   EXPECT_EQ(folder.shoal({"config", "tiny.yaml"}).code, 0);
 }
 

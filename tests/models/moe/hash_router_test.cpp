@@ -20,11 +20,11 @@ Routing route_tokens(const std::vector<int32_t>& tokens, int64_t experts, int64_
   const auto router = RouterRegistry::make({"hash", nullptr}, context);
   EXPECT_TRUE(router->parameters().empty());
   ModelBatch batch = batch_of({tokens});
-  if (!valid.empty()) batch.valid_T = Tensor::from(valid, Shape{std::ssize(valid)});
+  if (!valid.empty()) batch.valid_BS = Tensor::from(valid, Shape{std::ssize(valid)});
   const auto world = make_single_communicator();
   const ForwardContext train;
   const Tensor x = Tensor::zeros({std::ssize(tokens), 4}, DType::f32);
-  const TokenSplit split(*world);
+  const TokenSplit split(*world, ContextSplit(*world, ContextKind::all_gather));
   return router->route({x, batch, train, *world, {}, split});
 }
 
