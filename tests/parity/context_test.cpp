@@ -91,7 +91,7 @@ TEST(ContextParity, WithTensorDataAndExpertParallelRanks) {
 TEST(ContextParity, WithPipelineStagesAndCutExperts) {
   for (const char* balance : {"sequence", "bias"}) {
     expect_parity(
-        {.ep = 2, .cp = 2, .accumulation = 4, .balance = balance, .capacity = "position", .seq = 9, .pp = 2},
+        {.ep = 2, .cp = 2, .accumulation = 4, .balance = balance, .capacity = "position", .pp = 2, .seq = 9},
         4);
     expect_parity({.ep = 2,
                    .tp = 2,
