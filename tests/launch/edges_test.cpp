@@ -352,6 +352,7 @@ const std::map<std::string, std::pair<std::string, Resume>>& other_values() {
       {"run.seed", {"7", no}},
       {"run.check_replicas", {"2", may}},
       {"run.log_every", {"3", may}},
+      {"run.check_replicas", {"3", may}},
       {"run.profile", {"4", may}},
       {"run.profile_after", {"7", may}},
       {"run.resume", {"required", may}},
