@@ -43,6 +43,7 @@ inline std::vector<LayoutCase> layouts_of_every_device() {
        4},
       {{.ep = 2, .balance = "z_loss", .dtype = DType::f32, .model = ""}, 4},
       {{.ep = 4, .tp = 2, .balance = "bias", .model = even}, 8},
+      {{.accumulation = 2, .balance = "bias", .model = "", .pp = 2}, 2},
   };
   for (const std::string& model : uneven_models()) all.push_back({{.tp = 3, .model = model}, 3});
   return all;
