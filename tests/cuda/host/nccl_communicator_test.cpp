@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/backend/cuda/runtime.h"
 #include "core/tensor/host_wait.h"
 #include "core/tensor/stream.h"
 #include "parallel/device_world.h"
@@ -132,6 +133,33 @@ TEST(NcclCommunicator, OnlyTensorsOfItsOwnDeviceAreCarried) {
         error_of([&] { group->broadcast(Tensor::zeros({3}, DType::f32, kOther), 0).wait(); });
     EXPECT_NE(error.find("inout is on cuda:1"), std::string::npos) << error;
   });
+}
+
+// The stream in which they were given does not wait for the call here.
+TEST(NcclCommunicator, TensorsOfACallStayUntilItsEndWhereverItIsWaitedFor) {
+  const StreamPolicy lazy({.policy = standin::Policy::lazy});
+  cuda::memory_options() = {true, int64_t{1} << 20};
+  on_devices(2, kOrdered, [](const Group& group) {
+    constexpr int64_t kCount = 100;
+    const Stream other = make_stream(kCuda), own = current_stream(kCuda);
+    const Tensor all = Tensor::empty({group->size() * kCount}, DType::f32, kCuda);
+    const void* place = nullptr;
+    {
+      const Tensor mine = Tensor::from(std::vector<float>(kCount, 5), {kCount}, kCuda);
+      place = mine.bytes();
+      Work work = group->all_gather(mine, all);
+      const StreamScope elsewhere(other);
+      work.wait();
+    }
+    const Tensor next = Tensor::zeros({kCount}, DType::f32, kCuda);
+    EXPECT_NE(next.bytes(), place);
+    Event zeroed;
+    zeroed.record(own);
+    zeroed.host_wait();
+    const StreamScope elsewhere(other);
+    EXPECT_EQ(all.to_vector<float>(), std::vector<float>(static_cast<size_t>(all.numel()), 5));
+  });
+  cuda::memory_options() = {false, int64_t{1} << 20};
 }
 
 TEST(NcclCommunicator, RanksThatShareADeviceAreStagedAndToldWhy) {
