@@ -77,6 +77,9 @@ TEST_F(CudaRuntime, MemoryThatAnotherStreamUsesStaysUntilThatIsDone) {
   x.used_on(one);  // nothing new
   x.used_on(other);
   x = {};
+  Event made;
+  made.record(one);
+  made.host_wait();  // for the stream that it was made for; the other one has done nothing
   EXPECT_NE(bytes_on_device(1000).bytes(), place);
   EXPECT_FALSE(ran.load());
   runtime().synchronize();
