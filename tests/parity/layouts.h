@@ -44,6 +44,7 @@ inline std::vector<LayoutCase> layouts_of_every_device() {
       {{.ep = 2, .balance = "z_loss", .dtype = DType::f32, .model = ""}, 4},
       {{.ep = 4, .tp = 2, .balance = "bias", .model = even}, 8},
       {{.accumulation = 2, .balance = "bias", .model = "", .pp = 2}, 2},
+      {{.ep = 4, .dispatcher = "hierarchical", .balance = "bias", .model = "", .ranks_per_node = 2}, 4},
   };
   for (const std::string& model : uneven_models()) all.push_back({{.tp = 3, .model = model}, 3});
   return all;

@@ -41,10 +41,15 @@ class Abandoned {
     put({buffer});
     return {};
   }
+  /// For a buffer that nobody may use again.
+  void keep(const Buffer& buffer) {
+    const std::lock_guard lock(mutex_);
+    lost_.push_back(buffer);
+  }
 
  private:
   std::mutex mutex_;
-  std::deque<Buffer> idle_;
+  std::deque<Buffer> idle_, lost_;
 };
 
 /// Buffers of one size of a thread, the one used longest ago first. A thread has its own, so that it never
@@ -74,8 +79,10 @@ class Buffers {
     return buffer;
   }
   void give_back(const Buffer& buffer) { idle_.push_back(buffer); }
-  /// For a buffer that nobody may use again.
-  void forget() { num_buffers_--; }
+  void lose(const Buffer& buffer) {
+    abandoned_.keep(buffer);
+    num_buffers_--;
+  }
 
  private:
   Buffer make() const {
@@ -102,7 +109,7 @@ class Lease {
   explicit Lease(Buffers& buffers) : buffers_(buffers), buffer_(buffers.take()) {}
   ~Lease() {
     if (unmarked_)
-      buffers_.forget();
+      buffers_.lose(buffer_);
     else
       buffers_.give_back(buffer_);
   }
