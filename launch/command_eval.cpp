@@ -34,12 +34,12 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
 
 const RunUse kEvalUse{
     "eval",
-    {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp", "parallel.ep",
-     "parallel.dispatcher", "parallel.cp", "parallel.context", "eval.samples"},
+    {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp", "parallel.tp",
+     "parallel.pp", "parallel.ep", "parallel.dispatcher", "parallel.cp", "parallel.context", "eval.samples"},
     /*shares_sequences=*/true};
 const RunUse kGenerateUse{"generate",
                           {"run.threads", "run.device", "run.precision", "model", "parallel.dp",
-                           "parallel.ep", "parallel.dispatcher"}};
+                           "parallel.tp", "parallel.pp", "parallel.ep", "parallel.dispatcher"}};
 
 /// Losses on tokens of another tokenizer mean nothing: a config that asks for one is refused, and other text
 /// is encoded with the run's own, beside the data of the training, before anything is prepared.

@@ -156,7 +156,8 @@ struct ModelOptions : Options {
   virtual int64_t num_experts() const = 0;  // largest over the layers; 0: no MoE layer
   /// What a parallel layout must fit.
   virtual ModelSizes sizes() const = 0;
-  /// Of a rank's pipeline stages: the largest share of the layers that a rank has; 1 without stages.
+  /// The largest share that a rank's pipeline stages have of the layers, or of the MoE layers if that is
+  /// more.
   virtual double largest_share(const ParallelLayout& layout, int64_t vocab_size, int64_t seq_len) const = 0;
   virtual ModelFacts facts(int64_t vocab_size, int64_t seq_len) const = 0;
   /// Predicted, with every expert getting its share of the rows.

@@ -130,10 +130,18 @@ std::vector<int64_t> TransformerOptions::stage_layers(const ParallelLayout& layo
 
 double TransformerOptions::largest_share(const ParallelLayout& layout, int64_t vocab_size,
                                          int64_t seq_len) const {
-  std::vector<int64_t> of_rank(static_cast<size_t>(layout.pp), 0);
-  const std::vector<int64_t> stages = stage_layers(layout, vocab_size, seq_len);
-  for (size_t stage = 0; stage < stages.size(); stage++) of_rank[stage % of_rank.size()] += stages[stage];
-  return static_cast<double>(*std::ranges::max_element(of_rank)) / static_cast<double>(layers);
+  const std::vector<StageLayers> stages = stage_ranges(stage_layers(layout, vocab_size, seq_len));
+  std::vector<int64_t> all(static_cast<size_t>(layout.pp), 0), sparse = all;  // of each rank
+  for (size_t stage = 0; stage < stages.size(); stage++) {
+    for (int64_t l = stages[stage].begin; l < stages[stage].end; l++) {
+      all[stage % all.size()]++;
+      sparse[stage % all.size()] += moe.is_moe_layer(l);
+    }
+  }
+  const auto share = [](const std::vector<int64_t>& counts, int64_t of) {
+    return of == 0 ? 0 : static_cast<double>(*std::ranges::max_element(counts)) / static_cast<double>(of);
+  };
+  return std::max(share(all, layers), share(sparse, num_moe_layers()));
 }
 
 int64_t TransformerOptions::num_experts() const {

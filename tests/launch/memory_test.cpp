@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "launch/engine_options.h"
 #include "tests/launch/every_key.h"
 #include "tests/support/measured_memory.h"
 #include "tests/support/tiny_model.h"
@@ -113,6 +114,33 @@ TEST(MemoryEstimate, ExpertsAreSpreadOverTheRanksAndTheBatchIsNot) {
   EXPECT_DOUBLE_EQ(split.activations, one.activations + rows * (32 * 4 + 2 * 8));
   const double experts = 2.0 * 64 * 3 * 32 * 512 * 4;
   EXPECT_DOUBLE_EQ(one.weights - split.weights, experts * 3 / 4);
+}
+
+TEST(MemoryEstimate, OfPipelineStagesIsNoLessThanAnyRankHoldsAndFallsWithTheirNumber) {
+  for (const char* model : kModels) {
+    const auto config = [&](int pp) {
+      return load_train_config_text(str("data: {text: t, seq_len: 64, global_batch: 8}\nmodel: {", model,
+                                        "}\nparallel: {pp: ", pp, "}\n"),
+                                    "exp.yaml", {}, pp)
+          .config;
+    };
+    const MemoryEstimate whole = estimate_memory(config(1), ParallelLayout{}, kVocab);
+    for (const int pp : {2, 3}) {
+      run_ranks(pp, [&](const std::shared_ptr<Communicator>& world) {
+        const TrainConfig stages = config(pp);
+        const ParallelLayout layout = layout_of(stages, pp);
+        const Mesh mesh(world, layout);
+        const TrainEngine engine(engine_options(stages, kVocab), mesh);
+        double held = 0;
+        for (const Parameter* p : engine.parameters()) held += static_cast<double>(p->value.num_bytes());
+        const MemoryEstimate estimate = estimate_memory(stages, layout, kVocab);
+        EXPECT_LE(held, 1.01 * estimate.weights) << model << ", pp " << pp;
+        EXPECT_LT(estimate.weights, whole.weights);
+        // In micro-batches, of which a pipeline keeps pp: about what one rank has of the same sequences.
+        EXPECT_LT(estimate.activations, 1.5 * whole.activations);
+      });
+    }
+  }
 }
 
 TEST(MemoryEstimate, VocabularyIsTheModelsOrTheTokenizers) {
