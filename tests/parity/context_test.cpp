@@ -1,44 +1,14 @@
 // Context parallel ranks, which hold chunks of every sequence, against one rank: alone and with every other
 // axis.
-#include <map>
-
-#include "tests/support/parity.h"
+#include "tests/parity/expect_parity.h"
 
 namespace shoal::testing {
 namespace {
 
-ParityResult run_case(const ParityCase& c, int world_size) {
-  ParityResult result;
-  run_ranks(world_size, [&](const std::shared_ptr<Communicator>& world) {
-    ParityResult mine = run_parity(c, world);
-    if (world->rank() == 0) result = std::move(mine);
-  });
-  return result;
-}
-
-ParityCase one_rank(ParityCase c) {
-  c.ep = c.tp = c.cp = 1;
-  c.accumulation = 1;
-  c.dispatcher = "local";
-  c.empty_ranks = false;
-  c.recompute = "none";
-  c.chunks = 1;
-  c.context = ContextKind::all_gather;
-  c.pp = c.virtual_stages = 1;
-  c.etp = 1;
-  c.schedule = "1f1b";
-  return c;
-}
-
-void expect_parity(ParityCase c, int world) {
-  static std::map<std::string, ParityResult> references;
-  const ParityCase base = one_rank(c);
-  const std::string key = base.name(1) + c.model;
-  if (!references.contains(key)) references[key] = run_case(base, 1);
+void expect_both(ParityCase c, int world) {
   for (const ContextKind kind : {ContextKind::all_gather, ContextKind::ring}) {
     c.context = kind;
-    EXPECT_TRUE(same_result(run_case(c, world), references[key], c.dtype == DType::f64 ? 1e-11 : 1e-5))
-        << c.name(world) << " " << c.model;
+    expect_parity(c, world);
   }
 }
 
@@ -47,61 +17,61 @@ TEST(ContextParity, ChunksOfAnySizeGiveTheResultOfOneRank) {
   for (const int cp : {2, 3, 4}) {
     for (const int64_t seq : {3, 6, 13}) {
       for (const bool documents : {false, true})
-        expect_parity(
+        expect_both(
             {.cp = cp, .balance = "sequence", .capacity = "position", .seq = seq, .documents = documents},
             cp);
     }
   }
-  expect_parity({.cp = 8, .balance = "bias", .seq = 11}, 8);
+  expect_both({.cp = 8, .balance = "bias", .seq = 11}, 8);
 }
 
 TEST(ContextParity, RoutersSeeWholeSequences) {
   for (const char* balance : {"none", "sequence", "global", "z_loss", "bias"}) {
     for (const char* capacity : {"off", "probability"})
-      expect_parity({.ep = 2, .cp = 2, .accumulation = 2, .balance = balance, .capacity = capacity}, 2);
+      expect_both({.ep = 2, .cp = 2, .accumulation = 2, .balance = balance, .capacity = capacity}, 2);
   }
-  expect_parity({.ep = 2, .cp = 2, .balance = "micro_batch", .capacity = "position"}, 2);
+  expect_both({.ep = 2, .cp = 2, .balance = "micro_batch", .capacity = "position"}, 2);
   for (const char* router : {"hash", "expert_choice"})
-    expect_parity({.ep = 3,
-                   .cp = 3,
-                   .model = str("moe: {num_experts: 9, top_k: 2, hidden: 8, router: {kind: ", router, "}}")},
-                  3);
+    expect_both({.ep = 3,
+                 .cp = 3,
+                 .model = str("moe: {num_experts: 9, top_k: 2, hidden: 8, router: {kind: ", router, "}}")},
+                3);
 }
 
 TEST(ContextParity, WithTensorDataAndExpertParallelRanks) {
   const char* const kHeads = "heads: 4, kv_heads: 2";
   for (const auto& [world, tp, cp, ep] :
        {std::tuple{4, 2, 2, 4}, {4, 1, 2, 2}, {8, 2, 2, 8}, {8, 2, 4, 2}, {6, 1, 3, 2}}) {
-    expect_parity({.ep = ep,
-                   .tp = tp,
-                   .cp = cp,
-                   .accumulation = 2,
-                   .balance = "sequence",
-                   .capacity = "position",
-                   .model = kHeads,
-                   .seq = 13,
-                   .documents = world == 4},
-                  world);
+    expect_both({.ep = ep,
+                 .tp = tp,
+                 .cp = cp,
+                 .accumulation = 2,
+                 .balance = "sequence",
+                 .capacity = "position",
+                 .model = kHeads,
+                 .seq = 13,
+                 .documents = world == 4},
+                world);
   }
-  expect_parity({.ep = 2, .cp = 2, .balance = "bias", .empty_ranks = true}, 4);
-  expect_parity(
+  expect_both({.ep = 2, .cp = 2, .balance = "bias", .empty_ranks = true}, 4);
+  expect_both(
       {.ep = 4, .tp = 4, .cp = 2, .balance = "global", .model = "heads: 8, kv_heads: 2, head_size: 4"}, 8);
 }
 
 TEST(ContextParity, WithPipelineStagesAndCutExperts) {
   for (const char* balance : {"sequence", "bias"}) {
-    expect_parity(
+    expect_both(
         {.ep = 2, .cp = 2, .accumulation = 4, .balance = balance, .capacity = "position", .pp = 2, .seq = 9},
         4);
-    expect_parity({.ep = 2,
-                   .tp = 2,
-                   .etp = 2,
-                   .cp = 2,
-                   .accumulation = 2,
-                   .balance = balance,
-                   .model = "heads: 4, kv_heads: 2",
-                   .pp = 2},
-                  8);
+    expect_both({.ep = 2,
+                 .tp = 2,
+                 .etp = 2,
+                 .cp = 2,
+                 .accumulation = 2,
+                 .balance = balance,
+                 .model = "heads: 4, kv_heads: 2",
+                 .pp = 2},
+                8);
   }
 }
 
@@ -113,45 +83,45 @@ TEST(ContextParity, EveryKindOfPositionAndOtherArchitectures) {
         "shared_experts: 2, shared_gate: true, layers: [0, 2]}",
         "position: sinusoidal, heads: 6, kv_heads: 2, head_size: 4"}) {
     for (const bool documents : {false, true})
-      expect_parity({.ep = 3,
-                     .cp = 3,
-                     .model = str(model, model[0] == 'p' ? "" : ", moe: {num_experts: 9, hidden: 8}"),
-                     .seq = 13,
-                     .documents = documents},
-                    3);
+      expect_both({.ep = 3,
+                   .cp = 3,
+                   .model = str(model, model[0] == 'p' ? "" : ", moe: {num_experts: 9, hidden: 8}"),
+                   .seq = 13,
+                   .documents = documents},
+                  3);
   }
 }
 
 TEST(ContextParity, RecomputePartsAndPaddedDispatches) {
   for (const char* recompute : {"block", "[norms, activations, up_projections]"}) {
-    expect_parity({.ep = 2,
-                   .cp = 2,
-                   .accumulation = 2,
-                   .balance = "global",
-                   .capacity = "probability",
-                   .recompute = recompute},
-                  4);
+    expect_both({.ep = 2,
+                 .cp = 2,
+                 .accumulation = 2,
+                 .balance = "global",
+                 .capacity = "probability",
+                 .recompute = recompute},
+                4);
   }
   for (const bool pad : {false, true})
-    expect_parity({.ep = 4,
-                   .tp = 2,
-                   .cp = 2,
-                   .balance = "sequence",
-                   .capacity = "position",
-                   .model = "heads: 4, kv_heads: 4",
-                   .chunks = 2,
-                   .pad = pad,
-                   .seq = 9},
-                  4);
-  expect_parity(
-      {.ep = 4, .cp = 4, .dispatcher = "all_gather", .balance = "bias", .dtype = DType::f32, .seq = 17}, 4);
-  expect_parity({.ep = 2,
+    expect_both({.ep = 4,
                  .tp = 2,
                  .cp = 2,
                  .balance = "sequence",
-                 .dtype = DType::f32,
-                 .model = "heads: 4, kv_heads: 2"},
-                8);
+                 .capacity = "position",
+                 .model = "heads: 4, kv_heads: 4",
+                 .chunks = 2,
+                 .pad = pad,
+                 .seq = 9},
+                4);
+  expect_both(
+      {.ep = 4, .cp = 4, .dispatcher = "all_gather", .balance = "bias", .dtype = DType::f32, .seq = 17}, 4);
+  expect_both({.ep = 2,
+               .tp = 2,
+               .cp = 2,
+               .balance = "sequence",
+               .dtype = DType::f32,
+               .model = "heads: 4, kv_heads: 2"},
+              8);
 }
 
 TEST(ContextParity, MixedPrecisionTrainsLikeOneRank) {

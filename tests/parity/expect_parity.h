@@ -24,6 +24,8 @@ inline ParityCase one_rank(ParityCase c) {
   c.ep = 1;
   c.tp = 1;
   c.etp = 1;
+  c.cp = 1;
+  c.context = ContextKind::all_gather;
   c.pp = 1;
   c.virtual_stages = 1;
   c.schedule = "1f1b";

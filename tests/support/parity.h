@@ -41,6 +41,7 @@ struct ParityCase {
   ContextKind context = ContextKind::all_gather;
   int64_t seq = kParitySeq;
   bool documents = false;
+  int64_t num_experts = kParityExperts, top_k = 2, expert_hidden = 8;
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
@@ -61,8 +62,8 @@ inline Choice parity_model(const ParityCase& c) {
   }
   if (c.balance == "z_loss") router += ", z_coeff: 0.1";
   if (c.balance == "bias") router = "kind: top_k, score: sigmoid, scale: 1.5, bias_rate: 0.01";
-  std::string moe = str("num_experts: ", kParityExperts,
-                        ", top_k: 2, hidden: 8, shared_experts: 1, first_dense: 1, router: {", router, "}");
+  std::string moe = str("num_experts: ", c.num_experts, ", top_k: ", c.top_k, ", hidden: ", c.expert_hidden,
+                        ", shared_experts: 1, first_dense: 1, router: {", router, "}");
   if (c.capacity != "off") moe += ", capacity_factor: 0.8, drop_policy: " + c.capacity;
   if (c.pad) moe += ", pad_to_capacity: true";
   const std::string yaml = str(
