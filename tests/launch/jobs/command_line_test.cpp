@@ -133,7 +133,7 @@ TEST(CommandLine, ConfigChecksTheLayoutForAWorld) {
   const ShoalFolder folder;
   EXPECT_EQ(folder.shoal({"config", "tiny.yaml", "--world", "4"}).code, 0);
   expect_error(folder.shoal({"config", "tiny.yaml", "parallel.ep=3", "--world", "4"}), 2,
-               {"config parallel.ep", "num_experts (4)"});
+               {"config parallel.ep", "must divide the world size (4)"});
 }
 
 TEST(CommandLine, SchemaIsJsonAndKnowsEverySection) {
