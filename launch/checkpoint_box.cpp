@@ -40,6 +40,41 @@ std::string sorted_problem(const Shape& shape, const std::vector<Box>& pieces, i
   return "";
 }
 
+// What a box covers of the row-major elements of a tensor, when these are neighbours.
+std::optional<ShardRange> flat_range(const Shape& shape, const Box& box) {
+  int64_t begin = 0;
+  bool is_inner = true;  // dimensions from here on are whole
+  int64_t stride = 1;
+  for (int d = shape.dims() - 1; d >= 0; d--) {
+    if (!is_inner && box.extent[d] != 1) return std::nullopt;
+    is_inner = is_inner && box.extent[d] == shape[d];
+    begin += box.start[d] * stride;
+    stride *= shape[d];
+  }
+  return ShardRange{begin, begin + box.numel()};
+}
+
+// The same for pieces of flat memory, which are many where optimizer state is sharded.
+std::optional<std::string> flat_problem(const Shape& shape, const std::vector<Box>& pieces) {
+  std::vector<ShardRange> order;
+  for (const Box& piece : pieces) {
+    const std::optional<ShardRange> range = flat_range(shape, piece);
+    if (!range) return std::nullopt;
+    order.push_back(*range);
+  }
+  std::ranges::sort(order, {}, &ShardRange::begin);
+  int64_t end = 0;
+  for (const ShardRange& range : order) {
+    if (range.begin != end)
+      return str("elements [", std::min(end, range.begin), ", ", std::max(end, range.begin),
+                 ") of its row-major order are ", range.begin > end ? "missing" : "stored twice");
+    end = range.end;
+  }
+  if (end < shape.numel())
+    return str("elements [", end, ", ", shape.numel(), ") of its row-major order are missing");
+  return "";
+}
+
 std::string pairwise_problem(const Shape& shape, const std::vector<Box>& pieces) {
   int64_t covered = 0;
   for (size_t i = 0; i < pieces.size(); i++) {
@@ -85,7 +120,46 @@ std::string coverage_problem(const Shape& shape, const std::vector<Box>& pieces)
   if (filled.empty()) return "all elements are missing";
   const int cut = cut_dim(shape, filled);
   if (cut == -1) return filled.size() == 1 ? "" : str("all elements are stored ", filled.size(), " times");
-  return cut >= 0 ? sorted_problem(shape, filled, cut) : pairwise_problem(shape, filled);
+  if (cut >= 0) return sorted_problem(shape, filled, cut);
+  const std::optional<std::string> problem = flat_problem(shape, filled);
+  return problem ? *problem : pairwise_problem(shape, filled);
+}
+
+namespace {
+
+// Appends the boxes of [begin, end) of the elements of `box` in dimensions >= dim; those before are single.
+void add_boxes(const Box& box, int dim, int64_t begin, int64_t end, std::vector<Box>& out) {
+  if (begin >= end) return;
+  int64_t stride = 1;
+  for (int d = dim + 1; d < box.extent.dims(); d++) stride *= box.extent[d];
+  const auto slice = [&](int64_t from, int64_t to) {
+    Box part = box;
+    part.start.set(dim, box.start[dim] + from);
+    part.extent.set(dim, to - from);
+    return part;
+  };
+  int64_t first = begin / stride;
+  const int64_t last = end / stride, head = begin % stride, tail = end % stride;
+  if (head > 0) {
+    const bool inside = first == last;  // of one slice
+    add_boxes(slice(first, first + 1), dim + 1, head, inside ? tail : stride, out);
+    if (inside) return;
+    first++;
+  }
+  if (first < last) out.push_back(slice(first, last));
+  if (tail > 0) add_boxes(slice(last, last + 1), dim + 1, 0, tail, out);
+}
+
+}  // namespace
+
+std::vector<Box> boxes_of_range(const Box& box, ShardRange range) {
+  std::vector<Box> out;
+  if (box.extent.dims() > 0) {
+    add_boxes(box, 0, range.begin, range.end, out);
+  } else if (range.begin < range.end) {
+    out.push_back(box);
+  }
+  return out;
 }
 
 void for_each_run(const Box& part, const Box& a, const Box& b,

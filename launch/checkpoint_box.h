@@ -18,6 +18,9 @@ std::string box_text(const Box& box);
 /// Empty when they share no element. Both must have the same number of dimensions.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
+/// Elements [begin, end) of the row-major buffer of `box`, as boxes one after the other: at most 2 dims - 1.
+std::vector<Box> boxes_of_range(const Box& box, ShardRange range);
+
 /// "" when the pieces cover a tensor of this shape exactly once; otherwise what is missing or doubled.
 std::string coverage_problem(const Shape& shape, const std::vector<Box>& pieces);
 

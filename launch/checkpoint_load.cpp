@@ -150,7 +150,8 @@ void CheckpointStore::load(const LoadedCheckpoint& checkpoint, const std::vector
     if (failpoint_) failpoint_("before-load");
     TensorReader reader(checkpoint.path);
     for (const StateTensor& tensor : state)
-      reader.read(*result.manifest.find_tensor(tensor.name), tensor.box, tensor.value);
+      for (const StatePiece& piece : pieces_of(tensor))
+        reader.read(*result.manifest.find_tensor(tensor.name), piece.box, piece.value);
     if (failpoint_) failpoint_("after-load");
   });
   problem = agree_on_problems(world_, problem);

@@ -13,6 +13,13 @@ namespace shoal {
 /// Text datasets of the first shard live below this group; tensor names must not.
 inline constexpr const char* kMetaGroup = "meta";
 
+/// What a rank holds of a tensor: values of a box.
+struct StatePiece {
+  Box box;
+  Tensor value;
+};
+std::vector<StatePiece> pieces_of(const StateTensor& tensor);
+
 /// "" or what is wrong with the arguments: names (characters, twice, one inside the other), pieces that
 /// do not fit the values, replica numbers.
 std::string state_problem(const std::vector<StateTensor>& state);

@@ -34,7 +34,7 @@ bool is_written_here(const StateTensor& tensor, size_t position) {
   return my_turn && (tensor.value.numel() > 0 || tensor.global_shape.numel() == 0);
 }
 
-// This rank's pieces; offsets and checksums are filled in by write_shard.
+// This rank's pieces, one a record; offsets and checksums are filled in by write_shard.
 Manifest plan_part(const SaveRequest& request, const std::string& run_id, int rank) {
   Manifest part;
   part.step = request.step;
@@ -42,11 +42,13 @@ Manifest plan_part(const SaveRequest& request, const std::string& run_id, int ra
   for (size_t k = 0; k < request.state.size(); k++) {
     const StateTensor& tensor = request.state[k];
     if (!is_written_here(tensor, k)) continue;
-    PieceRecord piece;
-    piece.file = shard_name(rank);
-    piece.bytes = tensor.value.num_bytes();
-    piece.box = tensor.box;
-    part.tensors.push_back({tensor.name, tensor.value.dtype(), tensor.global_shape, {std::move(piece)}});
+    for (const StatePiece& held : pieces_of(tensor)) {
+      PieceRecord piece;
+      piece.file = shard_name(rank);
+      piece.bytes = held.value.num_bytes();
+      piece.box = held.box;
+      part.tensors.push_back({tensor.name, tensor.value.dtype(), tensor.global_shape, {std::move(piece)}});
+    }
   }
   return part;
 }
@@ -130,9 +132,13 @@ void write_shard(const fs::path& directory, const SaveRequest& request, int rank
   for (size_t k = 0; k < request.state.size(); k++) {
     const StateTensor& tensor = request.state[k];
     if (!is_written_here(tensor, k)) continue;
-    specs.push_back({tensor.name, tensor.value.dtype(), tensor.box, tensor.global_shape, 0});
-    host.push_back(tensor.value.to(Device{}));
-    data.push_back(host.back().bytes());
+    int number = 0;
+    for (const StatePiece& held : pieces_of(tensor)) {
+      const std::string path = tensor.is_flat ? str(tensor.name, '/', number++) : tensor.name;
+      specs.push_back({path, tensor.value.dtype(), held.box, tensor.global_shape, 0});
+      host.push_back(held.value.to(Device{}));
+      data.push_back(host.back().bytes());
+    }
   }
   if (rank == 0)
     for (const auto& [name, text] :

@@ -7,6 +7,7 @@
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
 #include "data/batch_loader.h"
+#include "launch/checkpoint_box.h"
 
 namespace shoal {
 
@@ -36,7 +37,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   model_ = ModelRegistry::make(options.model, context);
   parameters_ = model_->parameters();
   const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
-  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes);
+  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero);
   pipeline_ = std::make_unique<Pipeline>(*model_, mesh);
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
 }
@@ -100,7 +101,13 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
     add_term(sums.flat(kOwnLosses + 1, 1), terms.aux);
     add_term(sums.flat(kOwnLosses + 2, 1), terms.z);
   };
-  pipeline_->train(micro_batches, context, add_terms, [&] { reducer_->begin_last_backward(); });
+  const auto last = [&] { reducer_->begin_last_backward(); };
+  if (reducer_->reduces_each_backward()) {  // gradients do not outlive a micro-batch; no stages then
+    for (size_t i = 0; i < micro_batches.size(); i++)
+      pipeline_->train(micro_batches.subspan(i, 1), context, add_terms, last);
+  } else {
+    pipeline_->train(micro_batches, context, add_terms, last);
+  }
   reducer_->finish();
 
   read_sums(sums, result);
@@ -118,6 +125,7 @@ StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double l
     const bool clip = options_.clip_norm > 0 && result.grad_norm > options_.clip_norm;
     const ProfileSection section("optimizer", ProfileSection::kWhole);
     optimizer_->step(learning_rate, clip ? options_.clip_norm / result.grad_norm : 1);
+    reducer_->gather_values();
   }
   result.moe = model_->end_step(result.updated);
   return result;
@@ -137,9 +145,12 @@ TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) 
 std::vector<StateTensor> TrainEngine::state() {
   std::vector<StateTensor> all;
   for (Parameter* p : parameters_) p->leaf.packed_fresh = false;  // the caller may write
+  const auto ends_of = [&](const Parameter& p) {  // which of the stages that hold it this rank is
+    return p.on_both_ends ? AxisCoord{mesh_.ends().rank(), mesh_.ends().size()} : AxisCoord{};
+  };
   auto add = [&](const std::string& name, const Parameter& p, const Tensor& value) {
     const Communicator& replicas = mesh_.replicas(p.placement);
-    const int ends = p.on_both_ends ? mesh_.ends().size() : 1, end = p.on_both_ends ? mesh_.ends().rank() : 0;
+    const auto [end, ends] = ends_of(p);
     all.push_back({name, value.detach(), p.global_shape, p.box, end * replicas.size() + replicas.rank(),
                    ends * replicas.size()});
   };
@@ -149,7 +160,13 @@ std::vector<StateTensor> TrainEngine::state() {
                    mesh_.world().rank(), mesh_.world().size()});
   }
   optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
-    add("optim/" + name + "/" + p.name, p, state);
+    const std::string full_name = "optim/" + name + "/" + p.name;
+    if (p.piece) {
+      all.push_back(
+          {full_name, state, p.global_shape, {}, ends_of(p).index, ends_of(p).size, /*is_flat=*/true, boxes_of_range(p.box, *p.piece)});
+    } else {
+      add(full_name, p, state);
+    }
   });
   return all;
 }

@@ -23,6 +23,7 @@ struct EngineOptions {
   uint64_t seed = 1;
   double clip_norm = 1;  // 0: off
   double bucket_mb = 25;
+  ZeroStage zero = ZeroStage::none;
   DType dtype = DType::f32;  // of parameters
   bool bf16 = false;         // mixed precision (BuildContext::bf16)
   Device device;
@@ -49,8 +50,8 @@ class TrainEngine {
   /// One optimizer step on this rank's micro-batches (every rank passes the same number; one may be empty).
   /// Collective. request_stop is or-ed over the ranks and returned to all of them.
   StepResult step(std::span<const ModelBatch> micro_batches, double learning_rate, bool request_stop = false);
-  /// Forward and backward only: gradients are left in the parameters, reduced. Used by step(); moe statistics
-  /// are kept.
+  /// Forward and backward only: gradients are left in the parameters (Parameter::own_grad), reduced. Used by
+  /// step(); moe statistics are kept.
   StepResult accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop = false);
 
   /// Sum of losses and number of labels over all ranks. Every rank passes the same number of batches; empty

@@ -60,7 +60,7 @@ std::string where_not_finite(TrainEngine& engine, bool own_loss_finite) {
   std::vector<Tensor> weights, gradients;  // in the orders of forward and backward
   for (const Parameter* p : parameters) {
     weights.push_back(p->value);
-    gradients.push_back(p->leaf.grad);
+    gradients.push_back(p->own_grad());
   }
   std::ranges::reverse(gradients);
   Communicator& world = engine.mesh().world();

@@ -41,7 +41,7 @@ class Adamw final : public Optimizer {
     const auto t = static_cast<double>(num_steps());
     const Parameter& p = *parameters()[block.index];
     adamw_step(p.value.device(),
-               AdamwStep{block.of(p.value), block.of(p.leaf.grad), block.of(m_[block.index]),
+               AdamwStep{block.of(p.own_value()), block.of(p.own_grad()), block.of(m_[block.index]),
                          block.of(v_[block.index]), learning_rate, options_.beta1, options_.beta2,
                          options_.eps, options_.decay.of(p), 1 - std::pow(options_.beta1, t),
                          1 - std::pow(options_.beta2, t), grad_scale});

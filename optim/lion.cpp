@@ -31,8 +31,8 @@ class Lion final : public Optimizer {
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {
     const Parameter& p = *parameters()[block.index];
-    lion_step(p.value.device(), {.param = block.of(p.value),
-                                 .grad = block.of(p.leaf.grad),
+    lion_step(p.value.device(), {.param = block.of(p.own_value()),
+                                 .grad = block.of(p.own_grad()),
                                  .m = block.of(m_[block.index]),
                                  .learning_rate = learning_rate,
                                  .beta1 = options_.beta1,

@@ -15,13 +15,14 @@ void Optimizer::step(double learning_rate, double grad_scale) {
   Cost cost;
   for (size_t i = 0; i < parameters_.size(); i++) {
     const Parameter& p = *parameters_[i];
-    const PackedWeight& packed = p.leaf.packed;
-    const int64_t n = p.value.numel();
+    const PackedWeight packed = p.piece ? PackedWeight{} : p.leaf.packed;
+    const Tensor value = p.own_value();
+    const int64_t n = value.numel();
     // Value and state are read and written, the gradient is read, bf16 copies are written.
     const double state = static_cast<double>(state_bytes_per_element()) / 4;
-    cost.bytes += (3 + 2 * state) * bytes_of(p.value) + bytes_of(packed.forward, packed.backward);
-    if (p.value.device().type != DeviceType::cpu) {
-      blocks_.push_back({i, 0, n});
+    cost.bytes += (3 + 2 * state) * bytes_of(value) + bytes_of(packed.forward, packed.backward);
+    if (value.device().type != DeviceType::cpu) {
+      if (n > 0) blocks_.push_back({i, 0, n});
     } else if (packed.forward) {
       const int64_t width = packed.shape[-1];
       for_each_pack_block(packed.shape, [&](int64_t first, int64_t last) {
@@ -43,7 +44,7 @@ void Optimizer::update_blocks(double learning_rate, double grad_scale) {
     const Block& block = blocks_[static_cast<size_t>(task)];
     update(block, learning_rate, grad_scale);
     const Parameter& p = *parameters_[block.index];
-    if (!p.leaf.packed.forward) return;
+    if (!p.leaf.packed.forward || p.piece) return;
     const int64_t width = p.leaf.packed.shape[-1];
     pack_rows(p.value.device(), p.value, p.leaf.packed, block.begin / width, block.end / width);
   };
@@ -53,7 +54,7 @@ void Optimizer::update_blocks(double learning_rate, double grad_scale) {
   } else {
     parallel_tasks(std::ssize(blocks_), one);
   }
-  for (Parameter* p : parameters_) p->leaf.packed_fresh = static_cast<bool>(p->leaf.packed.forward);
+  for (Parameter* p : parameters_) p->leaf.packed_fresh = p->leaf.packed.forward && !p->piece;
 }
 
 void DecayRule::fields(FieldVisitor& v) {
@@ -77,7 +78,8 @@ double DecayRule::of(const Parameter& parameter) const {
 }
 
 Tensor make_state(const Parameter& parameter) {
-  return Tensor::zeros(parameter.value.shape(), parameter.leaf.grad_dtype, parameter.value.device());
+  const Shape shape = parameter.piece ? parameter.own_value().shape() : parameter.value.shape();
+  return Tensor::zeros(shape, parameter.leaf.grad_dtype, parameter.value.device());
 }
 
 }  // namespace shoal

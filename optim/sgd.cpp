@@ -36,7 +36,7 @@ class Sgd final : public Optimizer {
   void update(const Block& block, double learning_rate, double grad_scale) override {
     const Parameter& p = *parameters()[block.index];
     sgd_step(p.value.device(),
-             SgdStep{block.of(p.value), block.of(p.leaf.grad),
+             SgdStep{block.of(p.own_value()), block.of(p.own_grad()),
                      momentum_.empty() ? Tensor{} : block.of(momentum_[block.index]), learning_rate,
                      options_.momentum, options_.decay.of(p), grad_scale, options_.nesterov});
   }

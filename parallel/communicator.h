@@ -33,7 +33,8 @@ class Communicator {
   virtual Work all_reduce(const Tensor& inout, ReduceOp op) = 0;
   /// out has size() * in.numel() elements, rank order. `in` may be the own part of `out`.
   virtual Work all_gather(const Tensor& in, const Tensor& out) = 0;
-  /// in has size() * out.numel() elements; out is this rank's part of the reduction.
+  /// in has size() * out.numel() elements; out is this rank's part of the reduction, and may be that part of
+  /// `in`.
   virtual Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op) = 0;
   /// Rows (dimension 0) of `in`, grouped by destination, go to the rows of `out`, grouped by source.
   /// send_rows and recv_rows have size() entries >= 0 that sum to the rows of in and out, and recv_rows[i]
@@ -43,7 +44,8 @@ class Communicator {
   virtual Work broadcast(const Tensor& inout, int root) = 0;
   virtual void barrier() = 0;
   /// Zeros, of the same shape on all ranks, that collectives may reach without copies: an all_reduce of them
-  /// or of any part, the same one on all ranks, is done in place. On `device`, of the same type on all ranks.
+  /// or of any part, the same one on all ranks, is done in place, and so are a reduce_scatter of them and an
+  /// all_gather of the own part of them. On `device`, of the same type on all ranks.
   /// Collective; blocks.
   virtual Tensor shared_zeros(const Shape& shape, DType dtype, Device device) {
     return Tensor::zeros(shape, dtype, device);

@@ -1,50 +1,66 @@
 // GradReducer: owns the flat gradient buffers and sums them over the replicas of each parameter, bucket by
 // bucket, while backward is still running. Sums only: nothing is averaged, so an expert's gradient needs no
-// special scale.
+// special scale. Sums run in rank order whether replicas get all of them or a piece each (ZeroStage), so that
+// every stage gives the same bits.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "core/nn/parameter.h"
-#include "parallel/mesh.h"
+#include "parallel/flat_bucket.h"
 
 namespace shoal {
 
 class GradReducer {
  public:
-  /// Gives every parameter a zeroed gradient that is a view of a flat bucket, and installs grad-ready hooks.
-  /// Buckets are filled in reverse parameter order (the order of backward), at most `bucket_bytes` unless one
-  /// parameter is larger. Collective: buckets are allocated where the ranks of their group can reach them.
-  GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes);
+  /// Gives every parameter a zeroed gradient that is a view of a flat bucket (FlatBucket::make_all), and
+  /// installs grad-ready hooks. With a stage replicas share the optimizer's work: Parameter::piece is set, so
+  /// make the optimizer afterwards, and Parameter::value moves. Collective.
+  GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes,
+              ZeroStage stage = ZeroStage::none);
   ~GradReducer();
 
   /// All gradients are zero from here on (Leaf::grad_is_zero; memory is not touched, finish() leaves no stale
   /// value); call at the start of an optimizer step.
   void zero();
   /// Call before the backward of the step's last micro-batch: from then on a bucket is reduced as soon as all
-  /// its gradients are ready. Buckets go out in the same order on every rank.
+  /// its gradients are ready. Buckets go out in the same order on every rank. Where reduces_each_backward(),
+  /// call it before every backward: it finishes what the one before has left. Collective then.
   void begin_last_backward();
+  /// Gradients are not kept in full from one backward to the next (ZeroStage::gradients), so the gradient of
+  /// each micro-batch is reduced, and sums over micro-batches are sums of those.
+  bool reduces_each_backward() const { return stage_ == ZeroStage::gradients; }
   /// Starts what has not become ready (unused parameters count with zeros) and waits for everything.
   /// Collective.
   void finish();
+  /// After the optimizer's step: every rank gets the values that other replicas updated. Collective.
+  void gather_values();
 
   int64_t num_buckets() const;
-  int64_t reduced_bytes() const;  // sent per step
+  int64_t reduced_bytes() const;  // summed per step
 
  private:
-  struct Bucket;
+  struct Entry {
+    std::unique_ptr<FlatBucket> bucket;
+    std::vector<bool> ready;
+    size_t num_waiting = 0;  // parameters not ready yet
+  };
+  void await_all();
   void on_ready(size_t bucket);
   void start_ready_buckets(bool all);
-  std::vector<std::unique_ptr<Bucket>> buckets_;
+  void complete_first();
+  std::vector<Entry> buckets_;
   std::vector<Parameter*> parameters_;
-  size_t next_bucket_ = 0;
+  ZeroStage stage_;
+  size_t next_bucket_ = 0;      // to be started
+  size_t first_in_flight_ = 0;  // those before it are reduced
   bool reducing_ = false;
 };
 
 /// Sums the squares of the whole model's gradient into `sum` (f64, zero before, on the device of the
-/// parameters). Each logical parameter is counted once, by one of its replicas; the same bits on every rank.
+/// parameters). Each logical parameter is counted once, by one of its replicas or piece by piece; the same
+/// bits on every rank.
 /// Collective over the world. Call after GradReducer::finish().
 void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum);
 /// The same as a number; waits for the device.

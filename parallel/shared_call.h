@@ -17,7 +17,7 @@ enum class Way : uint8_t {
   slots,        // through the slots, chunk by chunk
   everything,   // all_reduce: everyone reads and sums all of it
   single_copy,  // large parts directly from the memory of the other process
-  in_place,     // all_reduce of a tensor that all ranks have mapped
+  in_place,     // of a tensor that all ranks have mapped
 };
 
 /// Beside the slot of the first chunk of a call; the counts of an all_to_all follow it.

@@ -90,8 +90,9 @@ void SharedGroup::plan(SharedCall& call) const {
   const int64_t bytes = call.bytes();
   call.chunk_bytes = limits.slot_bytes;
   if (kind == CollectiveKind::all_to_all) return plan_exchange(call);
-  if (kind == CollectiveKind::all_reduce && find_region(call)) {
+  if (kind != CollectiveKind::broadcast && find_region(call)) {
     call.way = Way::in_place;
+    call.is_exposed = kind != CollectiveKind::all_reduce;  // that has a stage of its own for it
     return;
   }
   if (kind == CollectiveKind::all_reduce && bytes <= limits.slot_bytes &&
@@ -130,12 +131,20 @@ void SharedGroup::plan_exchange(SharedCall& call) const {
     call.is_exposed |= call.way == Way::single_copy && to != me && send[to] * row_bytes > call.chunk_bytes;
 }
 
+/// Where the tensor that all ranks have mapped lies: the one with the parts of all ranks, if there are such.
 bool SharedGroup::find_region(SharedCall& call) const {
+  const bool scatters = call.kind() == CollectiveKind::reduce_scatter;
+  const bool has_parts = scatters || call.kind() == CollectiveKind::all_gather;
+  const int64_t bytes = call.bytes() * (has_parts ? facts_.size : 1);
+  if (bytes == 0) return false;
   for (size_t i = 0; i < regions_.size(); i++) {
     const std::shared_ptr<SharedSegment> memory = regions_[i].lock();
-    if (!memory || call.bytes() == 0) continue;
-    const int64_t offset = call.out(0) - memory->part(facts_.rank);
-    if (offset < 0 || offset + call.bytes() > memory->part_bytes()) continue;
+    if (!memory) continue;
+    const int64_t offset = (scatters ? call.in(0) : call.out(0)) - memory->part(facts_.rank);
+    if (offset < 0 || offset + bytes > memory->part_bytes()) continue;
+    // An all_gather reads what the others have in their own parts of it.
+    if (call.kind() == CollectiveKind::all_gather && call.in(0) != call.out(facts_.rank * call.bytes()))
+      continue;
     call.region = static_cast<int64_t>(i);
     call.offset = offset;
     return true;

@@ -63,8 +63,9 @@ class SharedGroup final : public OpenCalls {
   std::string where(const std::string& call) const;
   /// Ranks for which the first unfinished call waits.
   std::string missing() const;
-  /// From now on an all_reduce of any part of this rank's part of `memory` is done in place; all ranks then
-  /// pass the same part. Collective.
+  /// From now on an all_reduce of any part of this rank's part of `memory` is done in place, and so are a
+  /// reduce_scatter from such a part and an all_gather into one that holds its own input; all ranks then pass
+  /// the same part. Collective.
   void add_region(const std::shared_ptr<SharedSegment>& memory) { regions_.push_back(memory); }
 
  private:
@@ -91,6 +92,7 @@ class SharedGroup final : public OpenCalls {
   void give(std::byte* to, const std::byte* from, int64_t bytes);
   void sum_for_others(const SharedCall& call, std::span<const std::byte* const> parts,
                       std::span<std::byte* const> outs, size_t num_for_others, int64_t bytes);
+  void scatter_in_place(const SharedCall& call) const;
   void read(const SharedCall& call, uint64_t chunk) const;
   void read_sum(const SharedCall& call, uint64_t chunk) const;
   void read_parts(const SharedCall& call, uint64_t chunk) const;

@@ -112,6 +112,16 @@ void SharedGroup::reduce_in_place(const SharedCall& call) {
   sum_for_others(call, parts, tensors, tensors.size(), mine.bytes);
 }
 
+/// reduce_scatter: this rank's part of all tensors.
+void SharedGroup::scatter_in_place(const SharedCall& call) const {
+  const std::shared_ptr<SharedSegment> memory = regions_[static_cast<size_t>(call.region)].lock();
+  std::vector<const std::byte*> parts;
+  for (int r = 0; r < facts_.size; r++)
+    parts.push_back(memory->part(r) + call.offset + facts_.rank * call.bytes());
+  std::byte* const outs[] = {call.out(0)};
+  sum(call, parts, outs, 0, call.bytes());
+}
+
 /// Takes from the other ranks what this one needs.
 void SharedGroup::read(const SharedCall& call, uint64_t chunk) const {
   switch (call.kind()) {
@@ -130,7 +140,7 @@ void SharedGroup::read(const SharedCall& call, uint64_t chunk) const {
 }
 
 void SharedGroup::read_sum(const SharedCall& call, uint64_t chunk) const {
-  if (call.way == Way::in_place) return;
+  if (call.way == Way::in_place) return call.sums_pieces() ? void() : scatter_in_place(call);
   const int64_t bytes = call.bytes();
   const Piece range = call.chunk(bytes, index_of(call, chunk));
   if (call.sums_pieces()) {
@@ -153,7 +163,10 @@ void SharedGroup::read_sum(const SharedCall& call, uint64_t chunk) const {
 
 void SharedGroup::read_parts(const SharedCall& call, uint64_t chunk) const {
   const int64_t bytes = call.bytes();
-  const bool gathers = call.kind() == CollectiveKind::all_gather, whole = call.way == Way::single_copy;
+  const bool gathers = call.kind() == CollectiveKind::all_gather, in_place = call.way == Way::in_place,
+             whole = in_place || call.way == Way::single_copy;
+  const std::shared_ptr<SharedSegment> memory =
+      in_place ? regions_[static_cast<size_t>(call.region)].lock() : nullptr;
   const Piece range = whole ? Piece{0, bytes} : call.chunk(bytes, index_of(call, chunk));
   for (int i = 0; i < facts_.size; i++) {
     // From different ranks at any one time.
@@ -162,6 +175,8 @@ void SharedGroup::read_parts(const SharedCall& call, uint64_t chunk) const {
     std::byte* to = call.out((gathers ? r * bytes : 0) + range.begin);
     if (r == facts_.rank) {
       copy_bytes(to, call.in(range.begin), range.bytes);
+    } else if (in_place) {
+      copy_bytes(to, memory->part(r) + call.offset + r * bytes, bytes);
     } else if (whole) {
       read_peer(call, r, to, header(r, chunk).data, bytes);
     } else {

@@ -16,6 +16,7 @@ std::atomic<uint64_t> next_tape_id{1};
 }  // namespace
 
 Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
+  if (!grad.defined() && make_grad) make_grad();
   if (!grad.defined()) {
     grad = Tensor::zeros(shape, grad_dtype, device);
   } else if (grad_is_zero) {
@@ -28,6 +29,7 @@ Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
 Function::GradTarget Function::grad_target(int input, const Shape& shape, DType dtype, Device device) const {
   Leaf* leaf = inputs_.at(static_cast<size_t>(input)).leaf;
   if (leaf == nullptr) return {Tensor::empty(shape, dtype, device), false, false};
+  if (!leaf->grad.defined() && leaf->make_grad) leaf->make_grad();
   if (!leaf->grad.defined()) {
     leaf->grad = Tensor::empty(shape, leaf->grad_dtype, device);
     leaf->grad_is_zero = true;

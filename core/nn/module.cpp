@@ -60,6 +60,15 @@ int64_t global_index(const Shape& global_shape, const Box& box, int64_t i) {
 
 }  // namespace
 
+Tensor Parameter::own_value() const {
+  return piece ? value.flat(piece->begin, piece->end - piece->begin) : value.flat(0, value.numel());
+}
+
+Tensor Parameter::own_grad() const {
+  if (piece) return piece_grad;
+  return leaf.grad.defined() ? leaf.grad.flat(0, value.numel()) : Tensor{};
+}
+
 void fill_init(const Parameter& parameter, const Init& init, uint64_t seed) {
   const Tensor& value = parameter.value;
   SHOAL_CHECK(value.shape() == parameter.box.extent, "fill_init: ", parameter.name, ": shard ", value.shape(),

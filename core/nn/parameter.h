@@ -1,6 +1,7 @@
 // Parameter: a named tensor with a gradient, stored as this rank's shard of a global tensor.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "core/autograd/function.h"
@@ -34,6 +35,15 @@ struct Parameter {
   bool held = true;
   /// The first and the last pipeline stage both hold it, and their gradients are summed (a tied embedding).
   bool on_both_ends = false;
+  /// Where replicas share the work of the optimizer (parallel.zero): which elements of `value`, as flat
+  /// memory, this rank updates, and their gradient, flat. Empty: all of them, by every replica.
+  std::optional<ShardRange> piece;
+  Tensor piece_grad;
+
+  /// What this rank updates, flat.
+  Tensor own_value() const;
+  /// The gradient of own_value(), of the same size, once it is reduced; undefined while there is none.
+  Tensor own_grad() const;
 
   Parameter() = default;
   Parameter(const Parameter&) = delete;

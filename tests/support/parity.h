@@ -10,6 +10,7 @@
 
 #include "core/base/random.h"
 #include "core/nn/module.h"
+#include "launch/checkpoint_box.h"
 #include "launch/engine.h"
 #include "parallel/moe/dispatcher.h"
 #include "tests/support/expect_close.h"
@@ -42,6 +43,9 @@ struct ParityCase {
   int64_t seq = kParitySeq;
   bool documents = false;
   int64_t num_experts = kParityExperts, top_k = 2, expert_hidden = 8;
+  int zero = 0;  // parallel.zero
+  double clip_norm = 0.5;
+  Choice optimizer = {};  // default: parity_optimizer()
 
   std::string name(int world) const {
     return str("world ", world, ", ep ", ep, tp > 1 ? str(", tp ", tp) : "",
@@ -51,7 +55,8 @@ struct ParityCase {
                accumulation, ", ", dispatcher, ", balance ", balance, ", capacity ", capacity,
                empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
                ", chunks ", chunks, pad ? ", padded" : "",
-               pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "");
+               pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "",
+               zero > 0 ? str(", zero ", zero) : "");
   }
 };
 
@@ -164,17 +169,23 @@ struct ParityResult {
 inline std::vector<double> gather_like(const Tensor& local, const Parameter& p, Communicator& world) {
   return gather_global(local, p.box, p.global_shape, world);
 }
+/// A tensor of the elements that each rank updates.
+inline std::vector<double> gather_own(const Tensor& local, const Parameter& p, Communicator& world) {
+  const ShardRange own = p.piece.value_or(ShardRange{0, p.value.numel()});
+  return gather_global(HeldPart(local, boxes_of_range(p.box, own)), p.global_shape, world);
+}
 
 inline EngineOptions parity_engine(const ParityCase& c) {
   EngineOptions options;
   options.model = parity_model(c);
   // A large eps: where a gradient is zero up to rounding (key biases), Adam would blow the rounding up.
-  options.optimizer = parity_optimizer();
+  options.optimizer = c.optimizer.kind.empty() ? parity_optimizer() : c.optimizer;
   options.dispatcher = parity_dispatcher(c);
   options.vocab_size = kParityVocab;
   options.seq_len = c.seq;
   options.seed = 3;
-  options.clip_norm = 0.5;
+  options.clip_norm = c.clip_norm;
+  options.zero = static_cast<ZeroStage>(c.zero);
   options.bucket_mb = 0.002;  // several buckets even for a tiny model
   options.bf16 = c.dtype == DType::bf16;
   options.dtype = options.bf16 ? DType::f32 : c.dtype;
@@ -227,13 +238,13 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
     }
     if (step > 0) continue;
     for (const Parameter* p : engine.parameters())
-      result.gradients[p->name] = gather_like(p->leaf.grad, *p, *world);
+      result.gradients[p->name] = gather_own(p->own_grad(), *p, *world);
   }
   for (const Parameter* p : engine.parameters())
     result.state["weight/" + p->name] = gather_like(p->value, *p, *world);
   for (const Buffer* b : engine.model().buffers()) result.state["buffer/" + b->name] = to_doubles(b->value);
   engine.optimizer().visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
-    result.state[name + "/" + p.name] = gather_like(state, p, *world);
+    result.state[name + "/" + p.name] = gather_own(state, p, *world);
   });
   return result;
 }

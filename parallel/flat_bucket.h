@@ -1,0 +1,72 @@
+// FlatBucket: parameters with the same replicas, whose gradients lie in one flat buffer and are reduced
+// together. Where replicas share the work of the optimizer (ZeRO, arXiv:1910.02054), the buffer is cut into as
+// many equal pieces as there are replicas, whatever parameters they hold: a replica gets the sum of its piece,
+// updates those values, and all gather them. GradReducer (parallel/grad_bucket.h) owns all buckets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/nn/parameter.h"
+#include "parallel/mesh.h"
+
+namespace shoal {
+
+/// What replicas do not hold in full, as in the paper: each stage adds to the one before.
+enum class ZeroStage : uint8_t { none, optimizer_state, gradients };
+
+class FlatBucket {
+ public:
+  /// Buckets are filled in reverse parameter order (the order of backward), at most `bucket_bytes` unless one
+  /// parameter is larger. They hold the same parameters on all ranks. Memory comes with allocate().
+  static std::vector<std::unique_ptr<FlatBucket>> make_all(const std::vector<Parameter*>& parameters,
+                                                           const Mesh& mesh, int64_t bucket_bytes);
+  /// `ends`: null, or pipeline stages that both hold the parameters: a second group to sum over.
+  FlatBucket(Communicator& group, Communicator* ends, DType dtype, Device device)
+      : group_(group), ends_(ends), dtype_(dtype), device_(device) {}
+  /// Gives the parameters gradients, and with a stage pieces and values in one flat buffer. Collective over the
+  /// replicas: buffers are allocated where they can reach them. To be called once.
+  void allocate(ZeroStage stage);
+
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  /// Bytes of gradients that replicas sum; 0 without replicas.
+  int64_t reduced_bytes() const;
+  /// Gradients exist in full only until they are reduced.
+  bool is_transient() const { return is_transient_; }
+
+  /// The sums of a step begin: all gradients are zero.
+  void zero();
+  /// Gradients of unused parameters are zeros. Collective over the replicas, like complete().
+  void start_reduction();
+  /// Moves a reduction forward; true when complete() would not block.
+  bool test() { return work_.test(); }
+  void complete();
+  /// After complete() of all buckets. Collective over `ends`.
+  void sum_over_ends();
+  /// Every replica gets the values that others updated. start_gather() of all buckets, then complete_gather().
+  void start_gather();
+  void complete_gather() { work_.wait(); }
+
+ private:
+  void add(Parameter* p, int64_t largest_bytes);
+  void cut_into_pieces();
+  void set_gradients() const;
+  void open();
+  void close();
+
+  Communicator& group_;
+  Communicator* ends_;
+  DType dtype_;
+  Device device_;
+  std::vector<Parameter*> parameters_;
+  std::vector<int64_t> offsets_;  // of each parameter, in elements
+  int64_t num_elements_ = 0, largest_bytes_ = 0;  // of this rank's, of any rank's
+  int64_t piece_elements_ = 0;                    // 0: not cut
+  bool is_transient_ = false, has_sum_ = false;   // piece_ holds the sum of earlier micro-batches
+  Tensor gradients_, values_;                     // flat; values_: of a cut bucket
+  Tensor piece_, addend_;                         // of the gradient; what is added to it
+  Work work_;
+};
+
+}  // namespace shoal
