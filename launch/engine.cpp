@@ -103,8 +103,10 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   };
   const auto last = [&] { reducer_->begin_last_backward(); };
   if (reducer_->reduces_each_backward()) {  // gradients do not outlive a micro-batch; no stages then
-    for (size_t i = 0; i < micro_batches.size(); i++)
+    for (size_t i = 0; i < micro_batches.size(); i++) {
+      if (i > 0) reducer_->finish();
       pipeline_->train(micro_batches.subspan(i, 1), context, add_terms, last);
+    }
   } else {
     pipeline_->train(micro_batches, context, add_terms, last);
   }

@@ -113,6 +113,25 @@ double passes_kept(const ParallelLayout& layout, int64_t num_micro_batches) {
   return std::min(m, p);
 }
 
+/// Parameters that a rank holds a part of.
+struct HeldParams {
+  double dense = 0, experts = 0;
+  double total() const { return dense + experts; }
+  /// What is left where the replicas of each divide it.
+  double divided(const ParallelLayout& l) const { return dense / (l.dp * l.cp) + experts / l.edp; }
+};
+
+/// Bytes of gradients. Where they are divided, some buckets exist in full beside the pieces: one that fills,
+/// that of tied embeddings, and two whose sums are under way, with pieces of their own.
+double gradient_bytes(const HeldParams& params, const ParallelOptions& options, const ParallelLayout& layout,
+                      double element) {
+  const double whole = params.total() * element;
+  if (options.zero < 2) return whole;
+  constexpr double kBuckets = 5;
+  const double pieces = params.divided(layout) * element;
+  return std::min(whole, pieces + kBuckets * options.bucket_mb * (1 << 20));
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size) {
@@ -121,9 +140,8 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const auto experts = static_cast<double>(facts.params_expert);
   // Tensor parallel ranks cut all dense matrices; activations are not known to be cut, so they are an upper
   // bound.
-  double params = (static_cast<double>(facts.params_total) - experts) / static_cast<double>(layout.tp) +
-                  experts * largest_share(config.model_options().sizes().num_experts, layout.ep) /
-                      static_cast<double>(layout.etp);
+  HeldParams params{(static_cast<double>(facts.params_total) - experts) / layout.tp,
+                    experts * largest_share(config.model_options().sizes().num_experts, layout.ep) / layout.etp};
   // A pipeline rank has some of the layers, and at an end the embedding or the head beside them; layers count
   // alike.
   double share = 1, passes = 1;
@@ -132,7 +150,7 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
     share = config.model_options().largest_share(layout, vocab_size, config.data.seq_len);
     passes = passes_kept(layout, sequences / micro_batch_of(config, layout));
     const double table = static_cast<double>(facts.params_embedding) / static_cast<double>(layout.tp);
-    params = (params - table) * share + table;
+    params = {(params.dense - table) * share + table, params.experts * share};
   }
   const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   PassShape pass;
@@ -148,9 +166,10 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   pass.device = device_of(config).type;
   const PassMemory memory = config.model_options().pass_memory(pass);
   MemoryEstimate out;
-  out.gradients = params * element;
-  out.weights = params * element;
-  out.optimizer = params * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
+  out.gradients = gradient_bytes(params, config.parallel, layout, element);
+  out.weights = params.total() * element;
+  const double updated = config.parallel.zero > 0 ? params.divided(layout) : params.total();
+  out.optimizer = updated * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
   out.packed_weights = memory.packed_weights * share;
   out.activations = memory.activations * share * passes;
   out.work = memory.work;
@@ -188,7 +207,8 @@ void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, do
       batch ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
               "set model.recompute (block keeps least)"
             : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
-              "spread experts over more ranks with parallel.ep";
+              "spread experts over more ranks with parallel.ep, or divide optimizer state and gradients among "
+              "ranks with parallel.zero: 2";
   throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",
                        estimate.text(), ", expected at most ", bytes_text(available), ", its share of the ",
                        on_host ? "memory" : "device's memory", " that is available; ", fix));

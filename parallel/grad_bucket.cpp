@@ -56,7 +56,6 @@ void GradReducer::zero() {
 }
 
 void GradReducer::begin_last_backward() {
-  if (reducing_ && reduces_each_backward()) finish();
   await_all();
   reducing_ = true;
 }

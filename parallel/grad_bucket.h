@@ -26,7 +26,8 @@ class GradReducer {
   void zero();
   /// Call before the backward of the step's last micro-batch: from then on a bucket is reduced as soon as all
   /// its gradients are ready. Buckets go out in the same order on every rank. Where reduces_each_backward(),
-  /// call it before every backward: it finishes what the one before has left. Collective then.
+  /// call it before every backward, and finish() before the next forward: that may write gradients already
+  /// (those of the head).
   void begin_last_backward();
   /// Gradients are not kept in full from one backward to the next (ZeroStage::gradients), so the gradient of
   /// each micro-batch is reduced, and sums over micro-batches are sums of those.

@@ -108,6 +108,17 @@ TEST_F(CudaEngine, TheOrderInWhichTheDeviceWorksChangesNoBit) {
   }
 }
 
+TEST_F(CudaEngine, ZeroStagesTrainAsOneRankOfTheCpu) {
+  const ParityCase one{.dispatcher = "local", .balance = "bias", .model = ""};
+  const ParityResult want = run_on(kCpu, one);
+  for (const auto& [ranks, zero, accumulation] : {std::tuple{2, 1, 1}, {2, 2, 2}, {3, 2, 1}}) {
+    const CachedMemory cached;
+    const ParityCase c{.accumulation = accumulation, .balance = "bias", .model = "", .zero = zero};
+    standin::set_options({Policy::random, 0, 1});
+    EXPECT_TRUE(same_result(run_on(kCuda, c, ranks), want, 1e-11)) << c.name(ranks);
+  }
+}
+
 // The CUDA column of the parity table; each layout under another policy of the streams.
 TEST_F(CudaEngine, LayoutsTrainAsOneRankOfTheCpu) {
   const standin::Options policies[] = {{Policy::lazy, 0, 1}, {Policy::random, 0, 1}, {Policy::favour, 1, 1}};

@@ -143,6 +143,26 @@ TEST(MemoryEstimate, OfPipelineStagesIsNoLessThanAnyRankHoldsAndFallsWithTheirNu
   }
 }
 
+TEST(MemoryEstimate, StateAndGradientsAreDividedAmongTheReplicasOfEachParameter) {
+  ParallelLayout layout;
+  layout.tp = layout.ep = layout.edp = 2;
+  layout.dp = 2;
+  const auto of = [&](int zero) {
+    return estimate_memory(
+        config_of("model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 64, top_k: 2, hidden: "
+                  "512}}\nparallel: {bucket_mb: 0.001}",
+                  {"data.micro_batch=2", str("parallel.zero=", zero)}),
+        layout, kVocab);
+  };
+  const MemoryEstimate none = of(0), state = of(1), gradients = of(2);
+  EXPECT_EQ(none.optimizer, 2 * none.weights);
+  EXPECT_EQ(state.gradients, none.gradients);
+  EXPECT_DOUBLE_EQ(state.optimizer, none.optimizer / 2);
+  EXPECT_EQ(gradients.optimizer, state.optimizer);
+  EXPECT_DOUBLE_EQ(gradients.gradients, none.gradients / 2 + 5 * 0.001 * (1 << 20));
+  EXPECT_EQ(gradients.weights, none.weights);
+}
+
 TEST(MemoryEstimate, VocabularyIsTheModelsOrTheTokenizers) {
   EXPECT_EQ(expected_vocab_size(config_of("model: {vocab_size: 77}")), 77);
   EXPECT_EQ(expected_vocab_size(config_of("", {"data.tokenizer={kind: bpe, vocab_size: 999}"})), 999);

@@ -39,9 +39,11 @@ struct Setting {
   bool bf16;
   int threads, ranks;
   int64_t chunks = 1;
+  ZeroStage zero = ZeroStage::none;
+  int64_t accumulation = 1;
   std::string text() const {
     return str(model, ", recompute ", recompute, bf16 ? ", bf16, " : ", f32, ", threads, " threads, ", ranks,
-               " ranks, ", chunks, " chunks, seed ", kSeed);
+               " ranks, ", chunks, " chunks, zero ", static_cast<int>(zero), ", seed ", kSeed);
   }
 };
 
@@ -89,13 +91,16 @@ Seen train(const Setting& s, const std::shared_ptr<Communicator>& world) {
   options.vocab_size = kVocab;
   options.seq_len = kSeq;
   options.bf16 = s.bf16;
+  options.zero = s.zero;
   TrainEngine engine(options, mesh);
   std::vector<ModelBatch> batches;
   for (int i = 0; i < kWarmUp + kWindows * kSteps; i++)
     batches.push_back(batch_of_step(static_cast<uint64_t>(i), world->rank()));
   Seen seen;
   const auto step = [&](int i) {
-    const StepResult result = engine.step(std::span(&batches[static_cast<size_t>(i)], 1), 1e-4);
+    const std::vector<ModelBatch> micro_batches(static_cast<size_t>(s.accumulation),
+                                                batches[static_cast<size_t>(i)]);
+    const StepResult result = engine.step(micro_batches, 1e-4);
     for (const MoeStepStats& layer : result.moe) seen.counts.insert(layer.counts_E);
   };
   for (int i = 0; i < kWarmUp; i++) step(i);
@@ -126,7 +131,10 @@ TEST(SteadyStep, TakesNoMemoryAndNoPageFromTheSystem) {
                            {kMoe, kSelected, true, 1, 2, 2},
                            {kPadded, "none", false, 1, 2, 2},
                            {kMoe, kSelected, true, 1, 2},
-                           {kMoe, "block", true, 1, 2}}) {
+                           {kMoe, "block", true, 1, 2},
+                           {kMoe, "none", true, 1, 2, 1, ZeroStage::optimizer_state},
+                           {kMoe, "none", false, 1, 2, 1, ZeroStage::gradients},
+                           {kDense, kSelected, true, 1, 2, 1, ZeroStage::gradients, 2}}) {
     set_num_threads(s.threads);
     Seen seen;
     run_ranks(s.ranks, [&](const std::shared_ptr<Communicator>& world) {

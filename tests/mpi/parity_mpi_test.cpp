@@ -21,6 +21,7 @@ const ParityResult& one_rank_result(ParityCase c) {
   c.dispatcher = "local";
   c.empty_ranks = false;
   c.recompute = "none";
+  c.zero = 0;
   const std::string key = c.name(1) + c.model;
   if (!results.contains(key)) results[key] = run_parity(c, make_single_communicator());
   return results[key];
@@ -161,6 +162,20 @@ TEST(ParityMpi, ContextParallelRanksGiveTheResultOfOneRank) {
   }
 }
 
+TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
+  const int world = mpi_world()->size();
+  for (const int zero : {1, 2}) {
+    for (const int ep : expert_sizes()) {
+      expect_parity({.ep = ep, .accumulation = 2, .balance = "bias", .model = "bias: true", .zero = zero});
+      expect_parity({.ep = ep, .tp = world, .balance = "sequence", .model = "heads: 4, kv_heads: 4", .zero = zero});
+      if (world == 4)
+        expect_parity({.ep = ep, .tp = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
+      if (world % 2 == 0)
+        expect_parity({.ep = ep, .cp = 2, .accumulation = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
+    }
+  }
+}
+
 TEST(ParityMpi, RanksWithoutAnySequenceChangeNothing) {
   for (const int ep : expert_sizes()) {
     expect_parity(
@@ -227,6 +242,20 @@ TEST(ParityMpi, ProcessesGiveTheBitsOfThreads) {
         });
         EXPECT_TRUE(same_bits(processes, threads)) << c.name(mpi_world()->size());
       }
+    }
+  }
+}
+
+TEST(ParityMpi, ZeroStagesGiveTheBitsOfReplicasThatDoEverythingAlike) {
+  for (const int ep : expert_sizes()) {
+    ParityCase c{.ep = ep, .balance = "bias", .dtype = DType::f32, .model = "bias: true"};
+    const ParityResult want = run_parity(c, mpi_world());
+    for (const int zero : {1, 2}) {
+      c.zero = zero;
+      ParityResult got = run_parity(c, mpi_world());
+      EXPECT_TRUE(close(got.grad_norms, want.grad_norms, {1e-13, 0}));  // squares in another order
+      got.grad_norms = want.grad_norms;
+      EXPECT_TRUE(same_bits(got, want)) << c.name(mpi_world()->size());
     }
   }
 }
