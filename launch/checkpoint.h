@@ -25,7 +25,7 @@ struct StateTensor {
   Box box;                // the piece of it that value holds
   int replica_index = 0;  // which of replica_count equal copies this rank holds; one of them is written
   int replica_count = 1;
-  bool is_flat = false;         // value is flat and holds `boxes` one after the other, perhaps none; no `box`
+  bool is_flat = false;  // value is flat and holds `boxes` one after the other, perhaps none; no `box`
   std::vector<Box> boxes = {};
 };
 

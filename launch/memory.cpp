@@ -204,11 +204,12 @@ void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, do
   const bool batch = estimate.activations + estimate.work > estimate.total() / 2;
   const std::string key = batch ? "data" : "model";
   const char* fix =
-      batch ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
-              "set model.recompute (block keeps least)"
-            : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
-              "spread experts over more ranks with parallel.ep, or divide optimizer state and gradients among "
-              "ranks with parallel.zero: 2";
+      batch
+          ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
+            "set model.recompute (block keeps least)"
+          : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
+            "spread experts over more ranks with parallel.ep, or divide optimizer state and gradients among "
+            "ranks with parallel.zero: 2";
   throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",
                        estimate.text(), ", expected at most ", bytes_text(available), ", its share of the ",
                        on_host ? "memory" : "device's memory", " that is available; ", fix));

@@ -26,8 +26,8 @@ class Optimizer {
   int64_t num_steps() const { return num_steps_; }
   void set_num_steps(int64_t steps) { num_steps_ = steps; }
 
-  /// Every state tensor, under a name like "m": shaped and sharded like its parameter, or flat where this rank
-  /// updates a piece of it (Parameter::piece). Same order on every rank.
+  /// Every state tensor, under a name like "m": shaped and sharded like its parameter, or flat where this
+  /// rank updates a piece of it (Parameter::piece). Same order on every rank.
   using StateVisitor =
       std::function<void(const std::string& name, Parameter& parameter, const Tensor& state)>;
   virtual void visit_state(const StateVisitor& visit) = 0;
@@ -35,9 +35,9 @@ class Optimizer {
   virtual int64_t state_bytes_per_element() const = 0;
 
  protected:
-  /// Elements [begin, end) of what this rank updates of parameter `index`: a block that stays in a core's cache, so that memory is read
-  /// and written once per step (bf16 copies of the new values are made from there, where this rank
-  /// updates all of the parameter). On other devices than the cpu all elements.
+  /// Elements [begin, end) of what this rank updates of parameter `index`: a block that stays in a core's
+  /// cache, so that memory is read and written once per step (bf16 copies of the new values are made from
+  /// there, where this rank updates all of the parameter). On other devices than the cpu all elements.
   struct Block {
     size_t index;
     int64_t begin, end;

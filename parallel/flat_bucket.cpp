@@ -30,7 +30,8 @@ std::vector<std::unique_ptr<FlatBucket>> FlatBucket::make_all(const std::vector<
   using Kind = std::tuple<Communicator*, Communicator*, DType>;
   std::vector<std::pair<Kind, std::unique_ptr<FlatBucket>>> open;
   std::vector<std::unique_ptr<FlatBucket>> all;
-  auto open_bucket = [&](const Kind& kind) -> std::unique_ptr<FlatBucket>& {  // in the same order on every rank
+  auto open_bucket =
+      [&](const Kind& kind) -> std::unique_ptr<FlatBucket>& {  // in the same order on every rank
     for (auto& [its_kind, bucket] : open) {
       if (its_kind == kind) return bucket;
     }

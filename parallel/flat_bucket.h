@@ -1,7 +1,7 @@
 // FlatBucket: parameters with the same replicas, whose gradients lie in one flat buffer and are reduced
-// together. Where replicas share the work of the optimizer (ZeRO, arXiv:1910.02054), the buffer is cut into as
-// many equal pieces as there are replicas, whatever parameters they hold: a replica gets the sum of its piece,
-// updates those values, and all gather them. GradReducer (parallel/grad_bucket.h) owns all buckets.
+// together. Where replicas share the work of the optimizer (ZeRO, arXiv:1910.02054), the buffer is cut into
+// as many equal pieces as there are replicas, whatever parameters they hold: a replica gets the sum of its
+// piece, updates those values, and all gather them. GradReducer (parallel/grad_bucket.h) owns all buckets.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ class FlatBucket {
   DType dtype_;
   Device device_;
   std::vector<Parameter*> parameters_;
-  std::vector<int64_t> offsets_;  // of each parameter, in elements
+  std::vector<int64_t> offsets_;                  // of each parameter, in elements
   int64_t num_elements_ = 0, largest_bytes_ = 0;  // of this rank's, of any rank's
   int64_t piece_elements_ = 0;                    // 0: not cut
   bool is_transient_ = false, has_sum_ = false;   // piece_ holds the sum of earlier micro-batches

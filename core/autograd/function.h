@@ -31,9 +31,9 @@ struct PackedWeight {
 struct Leaf {
   Tensor grad;  // accumulates (+=); f32, or f64 for f64 parameters; allocated at first use when undefined
   bool grad_is_zero =
-      false;          // the values of `grad` are stale and mean zeros: the first gradient may overwrite
-  std::function<void()> make_grad;  // where set: defines `grad`, with stale values, when one is needed
-  int uses_left = 0;  // forward uses whose backward has not run yet
+      false;  // the values of `grad` are stale and mean zeros: the first gradient may overwrite
+  std::function<void()> make_grad;      // where set: defines `grad`, with stale values, when one is needed
+  int uses_left = 0;                    // forward uses whose backward has not run yet
   std::function<void()> on_grad_ready;  // called when uses_left returns to 0 in a backward pass
   DType grad_dtype = DType::f32;
   PackedWeight packed;        // of the parameter's value; undefined until a bf16 product needs it

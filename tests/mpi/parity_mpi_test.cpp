@@ -167,7 +167,8 @@ TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
   for (const int zero : {1, 2}) {
     for (const int ep : expert_sizes()) {
       expect_parity({.ep = ep, .accumulation = 2, .balance = "bias", .model = "bias: true", .zero = zero});
-      expect_parity({.ep = ep, .tp = world, .balance = "sequence", .model = "heads: 4, kv_heads: 4", .zero = zero});
+      expect_parity(
+          {.ep = ep, .tp = world, .balance = "sequence", .model = "heads: 4, kv_heads: 4", .zero = zero});
       if (world == 4)
         expect_parity({.ep = ep, .tp = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
       if (world % 2 == 0)

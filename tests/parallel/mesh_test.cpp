@@ -180,9 +180,10 @@ TEST(ResolveLayout, RefusesZeroStagesThatAreNotInThisVersion) {
     EXPECT_EQ(problems(options, {.world_size = 3, .global_batch = 3}), std::vector<std::string>{});
   }
   options.zero = 3;
-  EXPECT_EQ(problems(options, {}, "parallel: {zero: 3}"),
-            std::vector<std::string>{"config parallel.zero (exp.yaml:1:18): zero = 3 (parameters divided too) is "
-                                     "not in this version; set it to 0, 1 or 2"});
+  EXPECT_EQ(
+      problems(options, {}, "parallel: {zero: 3}"),
+      std::vector<std::string>{"config parallel.zero (exp.yaml:1:18): zero = 3 (parameters divided too) is "
+                               "not in this version; set it to 0, 1 or 2"});
 }
 
 TEST(ResolveLayout, NamesTheProductThatDoesNotFitTheWorld) {

@@ -61,7 +61,8 @@ TEST(Zero, StagesGiveTheBitsOfReplicasThatDoEverythingAlike) {
 }
 
 TEST(Zero, SumsOverMicroBatchesHaveTheSameBitsWhileGradientsAreKeptInFull) {
-  ParityCase c{.ep = 2, .accumulation = 2, .balance = "bias", .dtype = DType::f32, .empty_ranks = true, .model = ""};
+  ParityCase c{
+      .ep = 2, .accumulation = 2, .balance = "bias", .dtype = DType::f32, .empty_ranks = true, .model = ""};
   const ParityResult want = run_case(c, 4);
   c.zero = 1;
   EXPECT_TRUE(same_bits(run_case(c, 4), want));
@@ -93,14 +94,15 @@ TEST(Zero, EveryOptimizerUpdatesPieces) {
                                        {"lion", "{weight_decay: 0.3}"},
                                        {"sgd", "{momentum: 0.9, nesterov: true, weight_decay: 0.1}"},
                                        {"sgd", "{momentum: 0}"}}) {
-    expect_stages_alike({.dtype = DType::f32, .model = "", .optimizer = parity_choice<OptimizerRegistry>(kind, settings)},
-                        3);
+    expect_stages_alike(
+        {.dtype = DType::f32, .model = "", .optimizer = parity_choice<OptimizerRegistry>(kind, settings)}, 3);
   }
 }
 
 TEST(Zero, RecomputationDoesNotSeeWhereGradientsAre) {
   for (const char* recompute : {"block", "[norms, activations, up_projections, packed_weights]"})
-    expect_stages_alike({.ep = 2, .balance = "global", .recompute = recompute, .dtype = DType::bf16, .model = ""}, 4);
+    expect_stages_alike(
+        {.ep = 2, .balance = "global", .recompute = recompute, .dtype = DType::bf16, .model = ""}, 4);
 }
 
 struct StageLayout {
@@ -154,8 +156,15 @@ TEST(Zero, CheckpointsOfAnyStageAndLayoutLoadUnderAnyOther) {
   const std::filesystem::path path = folder / "checkpoints";
   int64_t step = 1;
   State before = train({4, 2, 1, 0}, 0, step, path).second;
-  for (const StageLayout& run : {StageLayout{4, 2, 1, 2}, {1, 1, 1, 1}, {3, 1, 1, 1}, {3, 1, 1, 2}, {4, 2, 2, 1}, {8, 4, 2, 2},
-                         {2, 1, 2, 2}, {4, 4, 1, 1}, {2, 2, 1, 0}}) {
+  for (const StageLayout& run : {StageLayout{4, 2, 1, 2},
+                                 {1, 1, 1, 1},
+                                 {3, 1, 1, 1},
+                                 {3, 1, 1, 2},
+                                 {4, 2, 2, 1},
+                                 {8, 4, 2, 2},
+                                 {2, 1, 2, 2},
+                                 {4, 4, 1, 1},
+                                 {2, 2, 1, 0}}) {
     auto [begin, end] = train(run, step, step + 1, path);
     EXPECT_EQ(begin, before) << "world " << run.world << ", zero " << run.zero;
     EXPECT_NE(end, before);

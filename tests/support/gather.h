@@ -16,7 +16,8 @@ namespace shoal::testing {
 struct HeldPart {
   std::vector<double> values;
   std::vector<Box> boxes;
-  HeldPart(const Tensor& local, std::vector<Box> boxes) : values(to_doubles(local)), boxes(std::move(boxes)) {}
+  HeldPart(const Tensor& local, std::vector<Box> boxes)
+      : values(to_doubles(local)), boxes(std::move(boxes)) {}
 };
 
 /// The whole tensor, on every rank. Throws Error when replicas differ in a bit, or elements are missing.
@@ -25,8 +26,7 @@ inline std::vector<double> gather_global(const HeldPart& mine, const Shape& glob
                                          Communicator& world) {
   std::vector<int64_t> place;
   for (const Box& box : mine.boxes)
-    for (int d = 0; d < global_shape.dims(); d++)
-      place.insert(place.end(), {box.start[d], box.extent[d]});
+    for (int d = 0; d < global_shape.dims(); d++) place.insert(place.end(), {box.start[d], box.extent[d]});
   const auto raw = [](const auto& numbers) {
     return std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(numbers[0]));
   };
