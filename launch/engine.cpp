@@ -164,8 +164,14 @@ std::vector<StateTensor> TrainEngine::state() {
   optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
     const std::string full_name = "optim/" + name + "/" + p.name;
     if (p.piece) {
-      all.push_back(
-          {full_name, state, p.global_shape, {}, ends_of(p).index, ends_of(p).size, /*is_flat=*/true, boxes_of_range(p.box, *p.piece)});
+      all.push_back({full_name,
+                     state,
+                     p.global_shape,
+                     {},
+                     ends_of(p).index,
+                     ends_of(p).size,
+                     /*is_flat=*/true,
+                     boxes_of_range(p.box, *p.piece)});
     } else {
       add(full_name, p, state);
     }

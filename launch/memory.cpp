@@ -140,8 +140,9 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const auto experts = static_cast<double>(facts.params_expert);
   // Tensor parallel ranks cut all dense matrices; activations are not known to be cut, so they are an upper
   // bound.
-  HeldParams params{(static_cast<double>(facts.params_total) - experts) / layout.tp,
-                    experts * largest_share(config.model_options().sizes().num_experts, layout.ep) / layout.etp};
+  HeldParams params{
+      (static_cast<double>(facts.params_total) - experts) / layout.tp,
+      experts * largest_share(config.model_options().sizes().num_experts, layout.ep) / layout.etp};
   // A pipeline rank has some of the layers, and at an end the embedding or the head beside them; layers count
   // alike.
   double share = 1, passes = 1;

@@ -130,7 +130,9 @@ void FlatBucket::close() {
 
 int64_t FlatBucket::reduced_bytes() const {
   const int64_t bytes = num_elements_ * dtype_size(dtype_);
-  return (group_.size() > 1 ? bytes : 0) + (ends_ == nullptr ? 0 : piece_elements_ == 0 ? bytes : piece_.num_bytes());
+  return (group_.size() > 1 ? bytes : 0) + (ends_ == nullptr       ? 0
+                                            : piece_elements_ == 0 ? bytes
+                                                                   : piece_.num_bytes());
 }
 
 void FlatBucket::zero() {

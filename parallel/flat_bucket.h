@@ -25,8 +25,8 @@ class FlatBucket {
   /// `ends`: null, or pipeline stages that both hold the parameters: a second group to sum over.
   FlatBucket(Communicator& group, Communicator* ends, DType dtype, Device device)
       : group_(group), ends_(ends), dtype_(dtype), device_(device) {}
-  /// Gives the parameters gradients, and with a stage pieces and values in one flat buffer. Collective over the
-  /// replicas: buffers are allocated where they can reach them. To be called once.
+  /// Gives the parameters gradients, and with a stage pieces and values in one flat buffer. Collective over
+  /// the replicas: buffers are allocated where they can reach them. To be called once.
   void allocate(ZeroStage stage);
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
@@ -44,7 +44,8 @@ class FlatBucket {
   void complete();
   /// After complete() of all buckets. Collective over `ends`.
   void sum_over_ends();
-  /// Every replica gets the values that others updated. start_gather() of all buckets, then complete_gather().
+  /// Every replica gets the values that others updated. start_gather() of all buckets, then
+  /// complete_gather().
   void start_gather();
   void complete_gather() { work_.wait(); }
 

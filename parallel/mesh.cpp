@@ -89,8 +89,9 @@ void check_degrees(const ParallelOptions& o, Rules& rules) {
   rules.require(o.zero >= 0 && o.zero <= 2, "parallel.zero", "zero = ", o.zero,
                 o.zero == 3 ? " (parameters divided too) is not in this version; set it to 0, 1 or 2"
                             : " is no stage; set it to 0, 1 or 2");
-  rules.require(o.zero != 2 || o.pp <= 1, "parallel.zero", "zero = 2 sums gradients after each micro-batch, and pp (",
-                o.pp, ") stages run several at once; set zero: 1 or pp: 1");
+  rules.require(o.zero != 2 || o.pp <= 1, "parallel.zero",
+                "zero = 2 sums gradients after each micro-batch, and pp (", o.pp,
+                ") stages run several at once; set zero: 1 or pp: 1");
   rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
   rules.require(o.etp >= 1, "parallel.etp", "expected a degree >= 1, got ", o.etp,
                 "; 1 switches the axis off");

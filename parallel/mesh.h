@@ -34,9 +34,9 @@ struct ParallelOptions {
   PipelineOptions pipeline;
   std::string context = "all_gather";  // ContextKind
   Choice dispatcher;                   // DispatcherRegistry; default all_to_all
-  int64_t zero = 0;  // ZeroStage (parallel/flat_bucket.h): what replicas share of the optimizer's work
-  AutoInt ranks_per_node;              // auto: found at start
-  double bucket_mb = 25;               // gradients are reduced in buckets of this size
+  int64_t zero = 0;        // ZeroStage (parallel/flat_bucket.h): what replicas share of the optimizer's work
+  AutoInt ranks_per_node;  // auto: found at start
+  double bucket_mb = 25;   // gradients are reduced in buckets of this size
   ParallelOptions();
   void fields(FieldVisitor& v);
 };

@@ -36,7 +36,8 @@ Values load_and_save(const TemporaryFolder& folder, ParityCase c, int ranks, int
     EXPECT_EQ(store.save(step, engine.state(), "{}", ""), "");
     Values mine;
     for (const StateTensor& t : engine.state())
-      mine[t.name] = gather_global(t.value, t.box, t.global_shape, *world);
+      mine[t.name] =
+          gather_global(HeldPart(t.value, t.is_flat ? t.boxes : std::vector{t.box}), t.global_shape, *world);
     if (world->rank() == 0) values = std::move(mine);
   });
   return values;
@@ -47,8 +48,9 @@ TEST(ElasticResume, OneEightThreeOneRanksWithNoStepBetweenKeepEveryBit) {
   const Values want = load_and_save(folder, {}, 1, 1);
   EXPECT_GT(want.size(), 100U);
   int64_t step = 1;
-  const auto layout = [](int ep, int tp, int etp, int pp, int cp) {
+  const auto layout = [](int ep, int tp, int etp, int pp, int cp, int zero = 0) {
     ParityCase c;
+    c.zero = zero;
     c.ep = ep;
     c.tp = tp;
     c.etp = etp;
@@ -56,10 +58,10 @@ TEST(ElasticResume, OneEightThreeOneRanksWithNoStepBetweenKeepEveryBit) {
     c.cp = cp;
     return c;
   };
-  for (const auto& [c, ranks] : {std::pair{layout(2, 2, 2, 2, 1), 8},
-                                 {layout(3, 1, 1, 1, 1), 3},
+  for (const auto& [c, ranks] : {std::pair{layout(2, 2, 2, 2, 1, 1), 8},
+                                 {layout(3, 1, 1, 1, 1, 2), 3},
                                  {layout(1, 1, 1, 1, 1), 1},
-                                 {layout(4, 2, 2, 1, 2), 8},
+                                 {layout(4, 2, 2, 1, 2, 1), 8},
                                  {layout(7, 1, 1, 1, 1), 7},
                                  {layout(1, 1, 1, 1, 1), 1}}) {
     const Values got = load_and_save(folder, c, ranks, ++step);

@@ -172,7 +172,8 @@ TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
       if (world == 4)
         expect_parity({.ep = ep, .tp = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
       if (world % 2 == 0)
-        expect_parity({.ep = ep, .cp = 2, .accumulation = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
+        expect_parity(
+            {.ep = ep, .cp = 2, .accumulation = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
     }
   }
 }

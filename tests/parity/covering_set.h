@@ -1,4 +1,4 @@
-// The parity table's rows: every legal layout of 2, 4 and 8 ranks over {tp, cp, dp, pp, ep, etp}, with
+// The parity table's rows: every legal layout of 2, 4 and 8 ranks over {tp, cp, dp, pp, ep, etp} x zero, with
 // every schedule, way of context parallelism, number of micro-batches, balance, capacity, dispatcher,
 // recomputation and number type, for two models, pruned to a set in which each pair of settings that can be
 // together is together at least once (pairwise covering; most faults of combined settings need two of them).
@@ -22,6 +22,7 @@ enum Factor : uint8_t {
   kPp,
   kEtp,
   kEp,
+  kZero,
   kSchedule,
   kContext,
   kAccumulation,
@@ -56,6 +57,7 @@ inline ParityCase table_case(const TableRow& row) {
   c.pp = row[kPp];
   c.etp = row[kEtp];
   c.ep = row[kEp];
+  c.zero = row[kZero];
   c.accumulation = row[kAccumulation];
   if (c.pp > 1) c.schedule = text(kSchedule);
   if (c.schedule == "interleaved") c.virtual_stages = 2;
@@ -87,6 +89,7 @@ inline bool is_legal(const TableRow& row) {
   options.pp = c.pp;
   options.etp = c.etp;
   options.ep.value = c.ep;
+  options.zero = c.zero;
   options.pipeline.schedule = c.schedule;
   options.pipeline.virtual_stages = c.virtual_stages;
   const int64_t dp = std::max(1, row[kWorld] / (c.tp * c.cp * c.pp));
@@ -119,10 +122,12 @@ inline std::vector<TableRow> legal_layouts(int world) {
     const std::vector<int> schedules = row[kPp] > 1 ? std::vector{1, 2, 3, 4} : std::vector{0},
                            contexts = row[kCp] > 1 ? std::vector{1, 2} : std::vector{0};
     each(kModel, {0, 1}, [&] {
-      each(kSchedule, schedules, [&] {
-        each(kContext, contexts, [&] {
-          each(kAccumulation, {1, 2, 4}, [&] {
-            if (is_legal(row)) rows.push_back(row);
+      each(kZero, {0, 1, 2}, [&] {
+        each(kSchedule, schedules, [&] {
+          each(kContext, contexts, [&] {
+            each(kAccumulation, {1, 2, 4}, [&] {
+              if (is_legal(row)) rows.push_back(row);
+            });
           });
         });
       });

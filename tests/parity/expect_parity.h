@@ -25,6 +25,7 @@ inline ParityCase one_rank(ParityCase c) {
   c.tp = 1;
   c.etp = 1;
   c.cp = 1;
+  c.zero = 0;
   c.context = ContextKind::all_gather;
   c.pp = 1;
   c.virtual_stages = 1;

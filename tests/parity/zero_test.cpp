@@ -2,20 +2,11 @@
 // everything alike, in less memory, and checkpoints of any stage and layout load under any other.
 #include <map>
 
-#include "tests/support/parity.h"
+#include "tests/parity/expect_parity.h"
 #include "tests/support/tiny_run.h"
 
 namespace shoal::testing {
 namespace {
-
-ParityResult run_case(const ParityCase& c, int world_size) {
-  ParityResult result;
-  run_ranks(world_size, [&](const std::shared_ptr<Communicator>& world) {
-    ParityResult mine = run_parity(c, world);
-    if (world->rank() == 0) result = std::move(mine);
-  });
-  return result;
-}
 
 /// Equal bits, but for the norm, whose squares are added in an order that depends on the pieces.
 ::testing::AssertionResult same_bits(ParityResult got, const ParityResult& want) {
