@@ -24,8 +24,10 @@ struct Entry {
 };
 
 std::string piece_name(const StateTensor& tensor) {
-  const bool whole = tensor.box == Box::whole(tensor.global_shape);
-  return whole ? tensor.name : str(tensor.name, ' ', box_text(tensor.box));
+  std::string name = tensor.name;
+  for (const Box& box : tensor.is_flat ? tensor.boxes : std::vector{tensor.box})
+    if (!(box == Box::whole(tensor.global_shape))) name += str(' ', box_text(box));
+  return name;
 }
 
 Entry entry_of(const StateTensor& tensor) {

@@ -42,7 +42,8 @@ TEST(Trainer, RE_01_ResumesUnderAnyLayoutWithTheSameResult) {
   run.train(
       6, {"run.precision=f64", "parallel.cp=3", "parallel.ep=3", "parallel.context=ring"});  // sequences cut
   run.forget(9);
-  run.train(2, {"run.precision=f64", "parallel.ep=2"});  // steps 7..9 with expert parallelism
+  run.train(2,
+            {"run.precision=f64", "parallel.ep=2", "parallel.zero=1"});  // steps 7..9 with expert parallelism
   run.forget(9);
   const RunOutcome last = run.train(1, {"run.precision=f64", "parallel.ep=1"});  // steps 7..9 alone
   ASSERT_EQ(whole.state.size(), last.state.size());

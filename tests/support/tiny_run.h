@@ -136,7 +136,8 @@ checkpoint: {every: 3, keep_last: 0}
 
  private:
   static std::vector<double> gather(const StateTensor& t, const Mesh& mesh) {
-    return gather_global(t.value, t.box, t.global_shape, mesh.world());
+    return gather_global(HeldPart(t.value, t.is_flat ? t.boxes : std::vector{t.box}), t.global_shape,
+                         mesh.world());
   }
 };
 
