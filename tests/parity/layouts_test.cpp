@@ -152,7 +152,7 @@ TEST(Parity, TensorParallelRanksDecodeAndEvaluateLikeOneRank) {
 // 7 experts of width 9 with biases: nothing divides.
 TEST(Parity, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank) {
   const char* const kModel =
-      "bias: true, heads: 4, kv_heads: 2, moe: {num_experts: 7, top_k: 3, hidden: 9, shared_experts: 1, "
+      "heads: 4, kv_heads: 2, moe: {num_experts: 7, top_k: 3, hidden: 9, shared_experts: 1, "
       "first_dense: 1, router: {kind: top_k, score: sigmoid, bias_rate: 0.01, aux_coeff: 0.1}}";
   for (const auto& [world, tp, ep, etp] : {std::tuple{2, 1, 2, 1},
                                            {3, 1, 3, 1},
@@ -164,8 +164,10 @@ TEST(Parity, ExpertTensorParallelRanksAndUnevenExpertsGiveTheResultOfOneRank) {
                                            {6, 1, 3, 2},
                                            {8, 2, 2, 4},
                                            {8, 2, 2, 2}}) {
+    const std::string biased = str("bias: true, ", kModel);
     for (const char* dispatcher : {"all_to_all", "all_gather"})
-      expect_parity({.ep = ep, .tp = tp, .etp = etp, .dispatcher = dispatcher, .model = kModel}, world);
+      expect_parity({.ep = ep, .tp = tp, .etp = etp, .dispatcher = dispatcher, .model = biased}, world);
+    // Without biases: those start at zero, and are made of rounding alone where little flows into them.
     expect_parity({.ep = ep, .tp = tp, .etp = etp, .dtype = DType::f32, .model = kModel, .chunks = 2}, world);
   }
 }
