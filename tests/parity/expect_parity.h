@@ -48,4 +48,27 @@ inline void expect_parity(const ParityCase& c, int world) {
   EXPECT_TRUE(same_result(run_case(c, world), references[key], tolerance_of(c.dtype))) << c.name(world);
 }
 
+/// Logits of a prompt and of one more token, and sums of an evaluation, as the last rank has them.
+inline std::vector<double> decode_and_evaluate(const ParityCase& c, int ranks) {
+  std::vector<double> all;
+  run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh(world, parity_layout(c, ranks));
+    TrainEngine engine(parity_engine(c), mesh);
+    std::vector<double> mine;
+    const auto keep = [&](const std::vector<double>& values) {
+      mine.insert(mine.end(), values.begin(), values.end());
+    };
+    DecodeState state = engine.model().make_decode_state(2, 5);
+    const Tensor prompt = Tensor::from(std::vector<int32_t>{3, 1, 4, 15, 9, 2}, {6}),
+                 next = Tensor::from(std::vector<int32_t>{30, 0}, {2});
+    keep(to_doubles(engine.model().next_logits(prompt, state)));
+    keep(to_doubles(engine.model().next_logits(next, state)));
+    const std::vector<ModelBatch> batches = {parity_batch(0, 0, 3), parity_batch(0, 3, 4)};
+    const TrainEngine::LossSum sum = engine.evaluate(batches);
+    keep({sum.loss, static_cast<double>(sum.labels)});
+    if (world->rank() == ranks - 1) all = mine;
+  });
+  return all;
+}
+
 }  // namespace shoal::testing

@@ -120,33 +120,12 @@ TEST(Parity, TensorParallelRanksTrainInMixedPrecisionLikeOneRank) {
 }
 
 TEST(Parity, TensorParallelRanksDecodeAndEvaluateLikeOneRank) {
-  const ParityCase c{.model = "heads: 4, kv_heads: 2"};
-  const auto results = [&](int ranks) {
-    std::vector<double> all;
-    run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      ParallelLayout layout;
-      layout.tp = ranks;
-      layout.edp = ranks;
-      const Mesh mesh(world, layout);
-      TrainEngine engine(parity_engine(c), mesh);
-      std::vector<double> mine;
-      const auto keep = [&](const std::vector<double>& values) {
-        mine.insert(mine.end(), values.begin(), values.end());
-      };
-      DecodeState state = engine.model().make_decode_state(2, 5);
-      const Tensor prompt = Tensor::from(std::vector<int32_t>{3, 1, 4, 15, 9, 2}, {6}),
-                   next = Tensor::from(std::vector<int32_t>{30, 0}, {2});
-      keep(to_doubles(engine.model().next_logits(prompt, state)));
-      keep(to_doubles(engine.model().next_logits(next, state)));
-      const std::vector<ModelBatch> batches = {parity_batch(0, 0, 3)};
-      const TrainEngine::LossSum sum = engine.evaluate(batches);
-      keep({sum.loss, static_cast<double>(sum.labels)});
-      if (world->rank() == ranks - 1) all = mine;
-    });
-    return all;
-  };
-  const std::vector<double> want = results(1);
-  for (const int ranks : {2, 4}) EXPECT_TRUE(close(results(ranks), want, {1e-11, 1e-11})) << ranks;
+  ParityCase c{.model = "heads: 4, kv_heads: 2"};
+  const std::vector<double> want = decode_and_evaluate(c, 1);
+  for (const int ranks : {2, 4}) {
+    c.tp = ranks;
+    EXPECT_TRUE(close(decode_and_evaluate(c, ranks), want, {1e-11, 1e-11})) << ranks;
+  }
 }
 
 // 7 experts of width 9 with biases: nothing divides.

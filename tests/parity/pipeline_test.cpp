@@ -144,33 +144,12 @@ TEST(PipelineParity, RecomputationAndRanksWithoutSequencesChangeNothing) {
 }
 
 TEST(PipelineParity, StagesDecodeAndEvaluateLikeOneRank) {
-  const auto results = [&](const ParityCase& c, int ranks) {
-    std::vector<double> all;
-    run_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      const Mesh mesh(world, parity_layout(c, ranks));
-      TrainEngine engine(parity_engine(c), mesh);
-      std::vector<double> mine;
-      const auto keep = [&](const std::vector<double>& values) {
-        mine.insert(mine.end(), values.begin(), values.end());
-      };
-      DecodeState state = engine.model().make_decode_state(2, 5);
-      const Tensor prompt = Tensor::from(std::vector<int32_t>{3, 1, 4, 15, 9, 2}, {6}),
-                   next = Tensor::from(std::vector<int32_t>{30, 0}, {2});
-      keep(to_doubles(engine.model().next_logits(prompt, state)));
-      keep(to_doubles(engine.model().next_logits(next, state)));
-      const std::vector<ModelBatch> batches = {parity_batch(0, 0, 3), parity_batch(0, 3, 4)};
-      const TrainEngine::LossSum sum = engine.evaluate(batches);
-      keep({sum.loss, static_cast<double>(sum.labels)});
-      if (world->rank() == ranks - 1) all = mine;
-    });
-    return all;
-  };
-  const std::vector<double> want = results({.model = kFourLayers}, 1);
+  const std::vector<double> want = decode_and_evaluate({.model = kFourLayers}, 1);
   for (const ParityCase& c :
        {ParityCase{.model = kFourLayers, .pp = 2}, ParityCase{.model = kFourLayers, .pp = 3},
         ParityCase{.tp = 2, .model = kFourLayers, .pp = 2, .virtual_stages = 2, .schedule = "interleaved"}}) {
     const int ranks = c.pp * c.tp;
-    EXPECT_TRUE(close(results(c, ranks), want, {1e-11, 1e-11})) << c.name(ranks);
+    EXPECT_TRUE(close(decode_and_evaluate(c, ranks), want, {1e-11, 1e-11})) << c.name(ranks);
   }
 }
 
