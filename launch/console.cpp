@@ -100,9 +100,11 @@ std::string run_summary(const TrainConfig& config, TrainEngine& engine, const Tr
   out += "batch      " + batch_line(config, engine) + "\n";
   out += format("layout     %s: %s of %s\n", layout_text(l).c_str(),
                 plural(l.tp * l.cp * l.dp * l.pp, "rank").c_str(), plural(num_threads(), "thread").c_str());
+  static constexpr const char* kDivided[] = {"", "optimizer state", "optimizer state and gradients",
+                                             "optimizer state, gradients and weights"};
   if (config.parallel.zero > 0)
-    out += str("zero       optimizer state ", config.parallel.zero > 1 ? "and gradients " : "",
-               "divided among the replicas of each parameter\n");
+    out +=
+        str("zero       ", kDivided[config.parallel.zero], " divided among the replicas of each parameter\n");
   out += format("precision  %s\n", config.run.precision.c_str());
   const MemoryEstimate memory = estimate_memory(config, l, data.vocab_size);
   const auto [first, second, third] = memory.parts();

@@ -30,6 +30,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     : options_(options), stream_(make_stream(options.device)), mesh_(mesh) {
   ModelContext context;
   context.build = BuildContext{"", options.device, options.dtype, options.bf16, options.seed, mesh.coords()};
+  context.build.fill_later = options.zero == ZeroStage::parameters;
   context.mesh = &mesh;
   context.dispatcher = &options_.dispatcher;
   context.vocab_size = options.vocab_size;
@@ -37,8 +38,10 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   model_ = ModelRegistry::make(options.model, context);
   parameters_ = model_->parameters();
   const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
-  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero);
-  pipeline_ = std::make_unique<Pipeline>(*model_, mesh);
+  const std::vector<WeightUnit*> units = model_->weight_units();
+  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero, units);
+  weights_ = std::make_unique<WeightGather>(units, reducer_->buckets());
+  pipeline_ = std::make_unique<Pipeline>(*model_, mesh, *reducer_);
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
 }
 
@@ -101,15 +104,7 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
     add_term(sums.flat(kOwnLosses + 1, 1), terms.aux);
     add_term(sums.flat(kOwnLosses + 2, 1), terms.z);
   };
-  const auto last = [&] { reducer_->begin_last_backward(); };
-  if (reducer_->reduces_each_backward()) {  // gradients do not outlive a micro-batch; no stages then
-    for (size_t i = 0; i < micro_batches.size(); i++) {
-      if (i > 0) reducer_->finish();
-      pipeline_->train(micro_batches.subspan(i, 1), context, add_terms, last);
-    }
-  } else {
-    pipeline_->train(micro_batches, context, add_terms, last);
-  }
+  pipeline_->train(micro_batches, context, add_terms);
   reducer_->finish();
 
   read_sums(sums, result);
@@ -126,8 +121,9 @@ StepResult TrainEngine::step(std::span<const ModelBatch> micro_batches, double l
   if (result.updated) {
     const bool clip = options_.clip_norm > 0 && result.grad_norm > options_.clip_norm;
     const ProfileSection section("optimizer", ProfileSection::kWhole);
+    weights_->settle();
     optimizer_->step(learning_rate, clip ? options_.clip_norm / result.grad_norm : 1);
-    reducer_->gather_values();
+    weights_->start_updated();
   }
   result.moe = model_->end_step(result.updated);
   return result;
@@ -144,7 +140,13 @@ TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) 
   return {mesh_.comm(Axis::pp).sum(mesh_.tokens().sum(loss.item())), mesh_.tokens().sum(labels)};
 }
 
+const std::vector<Parameter*>& TrainEngine::parameters() {
+  weights_->settle();
+  return parameters_;
+}
+
 std::vector<StateTensor> TrainEngine::state() {
+  weights_->settle();
   std::vector<StateTensor> all;
   for (Parameter* p : parameters_) p->leaf.packed_fresh = false;  // the caller may write
   const auto ends_of = [&](const Parameter& p) {  // which of the stages that hold it this rank is
@@ -156,25 +158,32 @@ std::vector<StateTensor> TrainEngine::state() {
     all.push_back({name, value.detach(), p.global_shape, p.box, end * replicas.size() + replicas.rank(),
                    ends * replicas.size()});
   };
-  for (const Parameter* p : parameters_) add("model/" + p->name, *p, p->value);
+  auto add_piece = [&](const std::string& name, const Parameter& p, const Tensor& value) {
+    all.push_back({name,
+                   value,
+                   p.global_shape,
+                   {},
+                   ends_of(p).index,
+                   ends_of(p).size,
+                   /*is_flat=*/true,
+                   boxes_of_range(p.box, *p.piece)});
+  };
+  for (const Parameter* p : parameters_) {
+    if (p->value_divided)
+      add_piece("model/" + p->name, *p, p->own_value());
+    else
+      add("model/" + p->name, *p, p->value);
+  }
   for (const Buffer* b : model_->buffers()) {  // all ranks hold them, those of other stages too
     all.push_back({"buffer/" + b->name, b->value, b->value.shape(), Box::whole(b->value.shape()),
                    mesh_.world().rank(), mesh_.world().size()});
   }
   optimizer_->visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
     const std::string full_name = "optim/" + name + "/" + p.name;
-    if (p.piece) {
-      all.push_back({full_name,
-                     state,
-                     p.global_shape,
-                     {},
-                     ends_of(p).index,
-                     ends_of(p).size,
-                     /*is_flat=*/true,
-                     boxes_of_range(p.box, *p.piece)});
-    } else {
+    if (p.piece)
+      add_piece(full_name, p, state);
+    else
       add(full_name, p, state);
-    }
   });
   return all;
 }

@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "parallel/grad_bucket.h"
 #include "parallel/mesh.h"
+#include "parallel/weight_gather.h"
 
 namespace shoal {
 
@@ -66,7 +67,8 @@ class TrainEngine {
   std::vector<StateTensor> state();
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
-  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  /// With the values of the last update, where replicas hold them in full.
+  const std::vector<Parameter*>& parameters();
   const Mesh& mesh() const { return mesh_; }
   Device device() const { return options_.device; }
 
@@ -80,6 +82,7 @@ class TrainEngine {
   std::unique_ptr<Model> model_;
   std::vector<Parameter*> parameters_;
   std::unique_ptr<GradReducer> reducer_;
+  std::unique_ptr<WeightGather> weights_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Optimizer> optimizer_;
 };

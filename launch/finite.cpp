@@ -59,7 +59,7 @@ std::string where_not_finite(TrainEngine& engine, bool own_loss_finite) {
   const std::vector<Parameter*>& parameters = engine.parameters();
   std::vector<Tensor> weights, gradients;  // in the orders of forward and backward
   for (const Parameter* p : parameters) {
-    weights.push_back(p->value);
+    weights.push_back(p->own_value());
     gradients.push_back(p->own_grad());
   }
   std::ranges::reverse(gradients);

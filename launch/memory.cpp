@@ -121,6 +121,21 @@ struct HeldParams {
   double divided(const ParallelLayout& l) const { return dense / (l.dp * l.cp) + experts / l.edp; }
 };
 
+/// Bytes of weights. Where they are divided, some units exist in full beside the pieces: a layer with its
+/// experts, and the one gathered ahead, which may be the embedding or the head.
+double weight_bytes(const HeldParams& params, const ModelFacts& facts, const ParallelOptions& options,
+                    const ParallelLayout& layout, double element) {
+  const double whole = params.total() * element;
+  if (options.zero < 3) return whole;
+  const double tp = layout.dp * layout.cp > 1 ? layout.tp : kUnlimited,  // not divided: nothing is gathered
+      experts = layout.edp > 1 ? layout.ep * layout.etp : kUnlimited,
+               layer = static_cast<double>(facts.params_layer_dense) / tp,
+               table = static_cast<double>(facts.params_embedding) / tp,
+               gathered =
+                   layer + std::max(layer, table) + static_cast<double>(facts.params_layer_expert) / experts;
+  return std::min(whole, (params.divided(layout) + gathered) * element);
+}
+
 /// Bytes of gradients. Where they are divided, some buckets exist in full beside the pieces: one that fills,
 /// that of tied embeddings, and two whose sums are under way, with pieces of their own.
 double gradient_bytes(const HeldParams& params, const ParallelOptions& options, const ParallelLayout& layout,
@@ -165,10 +180,12 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   pass.dtype = config.run.dtype();
   pass.bf16 = config.run.bf16();
   pass.device = device_of(config).type;
+  pass.drops_copies =
+      config.parallel.zero == 3 && layout.dp * layout.cp > 1 && (facts.params_expert == 0 || layout.edp > 1);
   const PassMemory memory = config.model_options().pass_memory(pass);
   MemoryEstimate out;
   out.gradients = gradient_bytes(params, config.parallel, layout, element);
-  out.weights = params.total() * element;
+  out.weights = weight_bytes(params, facts, config.parallel, layout, element);
   const double updated = config.parallel.zero > 0 ? params.divided(layout) : params.total();
   out.optimizer = updated * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
   out.packed_weights = memory.packed_weights * share;
@@ -205,12 +222,12 @@ void check_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, do
   const bool batch = estimate.activations + estimate.work > estimate.total() / 2;
   const std::string key = batch ? "data" : "model";
   const char* fix =
-      batch
-          ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
-            "set model.recompute (block keeps least)"
-          : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
-            "spread experts over more ranks with parallel.ep, or divide optimizer state and gradients among "
-            "ranks with parallel.zero: 2";
+      batch ? "lower data.micro_batch (or data.global_batch, when it is auto) or data.seq_len, or "
+              "set model.recompute (block keeps least)"
+            : "lower model.layers, hidden_size, vocab_size, the FFN widths or moe.num_experts, or "
+              "spread experts over more ranks with parallel.ep, or divide optimizer state, gradients and "
+              "weights "
+              "among ranks with parallel.zero: 3";
   throw UsageError(str("config ", key, " (", origin_of(loaded.tree, key).text(), "): a rank needs about ",
                        estimate.text(), ", expected at most ", bytes_text(available), ", its share of the ",
                        on_host ? "memory" : "device's memory", " that is available; ", fix));

@@ -15,11 +15,32 @@ struct Pipeline::Message {
   Work work;
 };
 
+/// Uses that the forward pass of a micro-batch has opened. Where each backward is reduced, they are counted
+/// apart from those of other micro-batches.
+struct Pipeline::OpenUses {
+  std::vector<std::pair<Leaf*, int>> counts;
+
+  OpenUses() = default;
+  OpenUses(OpenUses&& other) noexcept : counts(std::exchange(other.counts, {})) {}
+  OpenUses& operator=(OpenUses&& other) noexcept {
+    std::swap(counts, other.counts);
+    return *this;
+  }
+  ~OpenUses() { give_back(); }
+  void take(const std::vector<Parameter*>& parameters) {
+    for (Parameter* p : parameters)
+      if (p->leaf.uses_left != 0) counts.emplace_back(&p->leaf, std::exchange(p->leaf.uses_left, 0));
+  }
+  void give_back() {
+    for (const auto& [leaf, count] : std::exchange(counts, {})) leaf->uses_left += count;
+  }
+};
+
 struct Pipeline::Pass {
   std::span<const ModelBatch> batches;
   const ForwardContext& context;
   const OnTerms& on_terms;
-  const std::function<void()>* before_last_backward;  // null: forward alone
+  bool trains;  // else forward alone
 
   /// A forward pass whose backward has not run.
   struct Open {
@@ -28,16 +49,26 @@ struct Pipeline::Pass {
     Shape input_shape;
     Device device;
     Tensor result, loss;  // what backward starts from; values of `result` are not kept
+    OpenUses uses;        // the last member: given back before the tape goes
+  };
+  /// Weight gradients put off.
+  struct Late {
+    WeightQueue queue;
+    OpenUses uses;
   };
   using Place = std::pair<int, int>;  // stage, micro-batch
   std::map<Place, Open> open;
-  std::map<Place, std::unique_ptr<WeightQueue>> weights;  // put off
-  std::map<std::pair<bool, Place>, Message> arriving;     // gradient?, of the stage that made it
+  std::map<Place, Late> weights;
+  std::map<std::pair<bool, Place>, Message> arriving;  // gradient?, of the stage that made it
   std::deque<Message> leaving;
 };
 
-Pipeline::Pipeline(Model& model, const Mesh& mesh)
-    : model_(model), mesh_(mesh), links_(mesh.comm(Axis::pp), mesh.layout().pipeline.virtual_stages > 1) {}
+Pipeline::Pipeline(Model& model, const Mesh& mesh, GradReducer& reducer)
+    : model_(model),
+      mesh_(mesh),
+      reducer_(reducer),
+      parameters_(model.parameters()),
+      links_(mesh.comm(Axis::pp), mesh.layout().pipeline.virtual_stages > 1) {}
 Pipeline::~Pipeline() = default;
 
 PipelineShape Pipeline::shape(size_t num_micro_batches) const {
@@ -45,14 +76,14 @@ PipelineShape Pipeline::shape(size_t num_micro_batches) const {
 }
 
 void Pipeline::train(std::span<const ModelBatch> micro_batches, const ForwardContext& context,
-                     const OnTerms& on_terms, const std::function<void()>& before_last_backward) {
+                     const OnTerms& on_terms) {
   std::vector<PipelineStep>& steps = train_steps_[micro_batches.size()];
   if (steps.empty() && !micro_batches.empty()) {
     steps =
         pipeline_steps(make_pipeline_schedule(mesh_.layout().pipeline.schedule, shape(micro_batches.size())),
                        mesh_.coords()[Axis::pp].index);
   }
-  Pass pass{micro_batches, context, on_terms, &before_last_backward, {}, {}, {}, {}};
+  Pass pass{micro_batches, context, on_terms, /*trains=*/true, {}, {}, {}, {}};
   run(steps, pass);
 }
 
@@ -63,23 +94,30 @@ void Pipeline::forward(std::span<const ModelBatch> micro_batches, const ForwardC
     steps =
         pipeline_steps(make_forward_schedule(shape(micro_batches.size())), mesh_.coords()[Axis::pp].index);
   const NoGrad no_grad;
-  Pass pass{micro_batches, context, on_terms, nullptr, {}, {}, {}, {}};
+  Pass pass{micro_batches, context, on_terms, /*trains=*/false, {}, {}, {}, {}};
   run(steps, pass);
 }
 
 void Pipeline::run(const std::vector<PipelineStep>& steps, Pass& pass) {
   for (const PipelineStep& step : steps) {
     start_receives(step, pass);
-    if (&step == &steps.back() && pass.before_last_backward != nullptr) (*pass.before_last_backward)();
-    if (step.action.kind == Kind::backward_weight) {
-      run_weights(step.action, pass);
-      continue;
-    }
-    const Tensor message =
-        step.action.kind == Kind::forward ? run_forward(step.action, pass) : run_backward(step.action, pass);
-    send(step, message, pass);
+    const bool each = pass.trains && reducer_.reduces_each_backward(),
+               ends_uses = step.action.kind == Kind::backward || step.action.kind == Kind::backward_weight;
+    if (each && ends_uses) reducer_.begin_backward(step.action.stage);
+    if (pass.trains && !each && &step == &steps.back()) reducer_.begin_last_backward();
+    const Tensor message = run_action(step.action, pass);
+    if (step.action.kind != Kind::backward_weight) send(step, message, pass);
+    if (each && ends_uses) reducer_.end_backward();
   }
   for (Message& message : pass.leaving) message.work.wait();
+}
+
+/// Returns what goes to another stage, if the action makes something for one.
+Tensor Pipeline::run_action(const PipelineAction& action, Pass& pass) {
+  if (action.kind == Kind::forward) return run_forward(action, pass);
+  if (action.kind != Kind::backward_weight) return run_backward(action, pass);
+  run_weights(action, pass);
+  return {};
 }
 
 void Pipeline::start_receives(const PipelineStep& step, Pass& pass) {
@@ -118,7 +156,7 @@ Tensor Pipeline::run_forward(const PipelineAction& action, Pass& pass) {
   const auto& [kind, stage, b] = action;
   const ModelBatch& batch = pass.batches[static_cast<size_t>(b)];
   Tensor x_TD = stage > 0 ? received(Kind::forward, stage - 1, b, pass) : Tensor{};
-  if (pass.before_last_backward == nullptr) {
+  if (!pass.trains) {
     const StageResult result = model_.forward_stage(stage, x_TD, batch, pass.context);
     if (pass.on_terms) pass.on_terms(result.terms);
     return result.x_TD;
@@ -144,6 +182,7 @@ Tensor Pipeline::run_forward(const PipelineAction& action, Pass& pass) {
     open.result = Tensor::empty(Shape{0}, result.x_TD.dtype(), result.x_TD.device());
     open.result.grad_ref = result.x_TD.grad_ref;
   }
+  if (reducer_.reduces_each_backward()) open.uses.take(parameters_);
   pass.open.emplace(Pass::Place{stage, b}, std::move(open));
   return result.x_TD.defined() ? result.x_TD.detach() : Tensor{};
 }
@@ -151,7 +190,8 @@ Tensor Pipeline::run_forward(const PipelineAction& action, Pass& pass) {
 void Pipeline::run_weights(const PipelineAction& action, Pass& pass) {
   const auto at = pass.weights.find({action.stage, action.micro_batch});
   SHOAL_CHECK(at != pass.weights.end(), "pipeline: ", action.text(), " without what it needs");
-  at->second->run();
+  at->second.uses.give_back();
+  at->second.queue.run();
   pass.weights.erase(at);
 }
 
@@ -162,6 +202,7 @@ Tensor Pipeline::run_backward(const PipelineAction& action, Pass& pass) {
   SHOAL_CHECK(at != pass.open.end(), "pipeline: ", action.text(), " without a forward");
   Pass::Open open = std::move(at->second);
   pass.open.erase(at);
+  open.uses.give_back();
   std::vector<Tensor> outputs, gradients;
   if (open.result.defined()) {
     outputs.push_back(open.result);
@@ -172,9 +213,10 @@ Tensor Pipeline::run_backward(const PipelineAction& action, Pass& pass) {
     gradients.push_back(Tape::unit_gradient(open.loss));
   }
   if (kind == Kind::backward_input) {
-    auto& later = pass.weights[{stage, b}] = std::make_unique<WeightQueue>();
-    const WeightQueue::Scope scope(*later);
+    Pass::Late& late = pass.weights[{stage, b}];
+    const WeightQueue::Scope scope(late.queue);
     open.tape->backward(outputs, gradients);
+    if (reducer_.reduces_each_backward()) late.uses.take(parameters_);
   } else {
     open.tape->backward(outputs, gradients);
   }

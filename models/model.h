@@ -9,6 +9,7 @@
 
 #include "core/base/registry.h"
 #include "core/nn/module.h"
+#include "core/nn/weight_unit.h"
 #include "core/tensor/tensor.h"
 #include "parallel/mesh.h"
 
@@ -75,9 +76,11 @@ struct MoeStepStats {
 
 /// Parameter and FLOP counts that follow from the config alone.
 struct ModelFacts {
-  int64_t params_total = 0, params_active = 0;   // active: used by one token
-  int64_t params_embedding = 0;                  // token and position tables; part of both
-  int64_t params_expert = 0;                     // of routed experts: spread over the ep ranks; part of total
+  int64_t params_total = 0, params_active = 0;  // active: used by one token
+  int64_t params_embedding = 0;                 // token and position tables; part of both
+  int64_t params_expert = 0;                    // of routed experts: spread over the ep ranks; part of total
+  // The largest layer's, without and of routed experts.
+  int64_t params_layer_dense = 0, params_layer_expert = 0;
   double flops_forward = 0, flops_backward = 0;  // per token; causal attention counted at half
   double flops_per_token() const { return flops_forward + flops_backward; }
 };
@@ -90,6 +93,7 @@ struct PassShape {
   DType dtype = DType::f32;  // of parameters
   bool bf16 = false;
   DeviceType device = DeviceType::cpu;
+  bool drops_copies = false;  // of weights, as model.recompute: packed_weights
 };
 /// Bytes besides weights, gradients and optimizer state; doubles, because they may not fit an int64.
 struct PassMemory {
@@ -136,6 +140,9 @@ class Model : public Module {
   /// Sums the step's MoE statistics over all ranks, clears them, and, when the optimizer took the step, moves
   /// the expert biases once. Collective.
   virtual std::vector<MoeStepStats> end_step(bool update_bias) = 0;
+
+  /// Every parameter is in one or more of them; in the order of their first use in forward.
+  virtual std::vector<WeightUnit*> weight_units() = 0;
 
   virtual const ModelFacts& facts() const = 0;
   virtual int64_t vocab_size() const = 0;

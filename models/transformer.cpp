@@ -63,6 +63,7 @@ Block::Stream Block::run(const Stream& in, const Attend& attend, const Feed& fee
 
 Block::Output Block::forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context) {
   Output out;
+  unit_.begin();
   out.stream = run(
       in, [&](const Tensor& x) { return attention_.forward(x, batch); },
       [&](const Tensor& x) {
@@ -72,16 +73,19 @@ Block::Output Block::forward(const Stream& in, const ModelBatch& batch, const Fo
         out.z_loss = moe.z_loss;
         return moe.y_TD;
       });
+  unit_.end();
   return out;
 }
 
 Block::Stream Block::decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer) {
   const ForwardContext context{Pass::evaluate, {}};
-  return run(
-      in, [&](const Tensor& x) { return attention_.decode(x, batch.positions_T, state, layer); },
-      [&](const Tensor& x) {
-        return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x, batch.num_tokens());
-      });
+  return unit_.during([&] {
+    return run(
+        in, [&](const Tensor& x) { return attention_.decode(x, batch.positions_T, state, layer); },
+        [&](const Tensor& x) {
+          return moe_ ? moe_->forward(x, batch, context).y_TD : ffn_->forward(x, batch.num_tokens());
+        });
+  });
 }
 
 Transformer::Transformer(const TransformerOptions& options, const ModelContext& context)
@@ -133,6 +137,7 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
     head_ = &add_parameter(end, "head.weight", table, Init::normal(options.init.std), ParamKind::matrix,
                            Placement::tensor(0));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
+  make_weight_units();
   make_moe_statistics();
 }
 
@@ -144,17 +149,21 @@ Tensor Transformer::embed(const Tensor& tokens_T, const Tensor& positions_T) {
   const ProfileSection section("embedding");
   const TablePart part{split_.own(vocab_size_).begin, vocab_size_};
   // Each token's row is on one rank: the sum is exact.
-  const Tensor rows_TD = split_.scatter(embedding(embedding_->value, tokens_T, part));
-  const ShardRange own = split_.own(positions_T.numel());
-  const Tensor x_TD = position_->embed(rows_TD, positions_T.flat(own.begin, own.end - own.begin));
+  const Tensor x_TD = embedding_unit_.during([&] {
+    const Tensor rows_TD = split_.scatter(embedding(embedding_->value, tokens_T, part));
+    const ShardRange own = split_.own(positions_T.numel());
+    return position_->embed(rows_TD, positions_T.flat(own.begin, own.end - own.begin));
+  });
   // Between pre-norms the residual stream keeps the parameters' dtype; after post-norms there is none.
   return final_norm_ || x_TD.dtype() == compute_ ? x_TD : cast(x_TD, compute_);
 }
 
-Tensor Transformer::final_norm(const Block::Stream& stream) const {
+Tensor Transformer::final_norm(const Block::Stream& stream) {
   if (!final_norm_) return stream.residual_TD;
-  if (!stream.delta_TD.defined()) return final_norm_->forward(stream.residual_TD);
-  return final_norm_->forward(stream.delta_TD, stream.residual_TD).y_TD;
+  return final_norm_unit_.during([&] {
+    if (!stream.delta_TD.defined()) return final_norm_->forward(stream.residual_TD);
+    return final_norm_->forward(stream.delta_TD, stream.residual_TD).y_TD;
+  });
 }
 
 Block::Output Transformer::run_block(size_t layer, const Block::Stream& in, const ModelBatch& batch,
@@ -224,8 +233,8 @@ VocabPart Transformer::vocab_part() const {
 }
 
 /// x_TD: the same rows on all ranks of the split. Without gradients when it is split.
-Tensor Transformer::all_logits(const Tensor& x_TD) const {
-  const Tensor own_TV = linear_f32(x_TD, head_weight());
+Tensor Transformer::all_logits(const Tensor& x_TD) {
+  const Tensor own_TV = head_unit_.during([&] { return linear_f32(x_TD, head_weight()); });
   if (!split_.is_split()) return own_TV;
   const ShardRange own = split_.own(vocab_size_);
   const Tensor all_TV = Tensor::zeros({own_TV.size(0), vocab_size_}, own_TV.dtype(), own_TV.device());
@@ -247,7 +256,8 @@ LossTerms Transformer::head_loss(const Features& f, const ModelBatch& batch, con
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, context.totals.labels));
   const Tensor x_TD = split_.gather(f.x_TD, batch.num_tokens());
   LossTerms terms;
-  terms.lm = linear_cross_entropy(x_TD, head_weight(), batch.labels_T, scale, vocab_part());
+  terms.lm = head_unit_.during(
+      [&] { return linear_cross_entropy(x_TD, head_weight(), batch.labels_T, scale, vocab_part()); });
   return terms;
 }
 

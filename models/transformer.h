@@ -92,6 +92,8 @@ class Block final : public Module {
   Output forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context);
   Stream decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer);
   MoeLayer* moe() { return moe_.get(); }
+  /// Without the experts of its MoE layer, which are a unit inside of it.
+  WeightUnit& unit() { return unit_; }
 
  private:
   template <class Attend, class Feed>
@@ -102,6 +104,7 @@ class Block final : public Module {
   AttentionLayer attention_;
   std::unique_ptr<Ffn> ffn_;
   std::unique_ptr<MoeLayer> moe_;
+  WeightUnit unit_;
 };
 
 class Transformer final : public Model {
@@ -119,6 +122,7 @@ class Transformer final : public Model {
   bool needs_measure(int64_t num_micro_batches) const override;
   void end_measure() override;
   std::vector<MoeStepStats> end_step(bool update_bias) override;
+  std::vector<WeightUnit*> weight_units() override;
   const ModelFacts& facts() const override { return facts_; }
   int64_t vocab_size() const override { return vocab_size_; }
   int64_t max_positions() const override { return position_->max_positions(); }
@@ -128,6 +132,7 @@ class Transformer final : public Model {
     Tensor x_TD;  // after the final norm
     std::vector<Tensor> aux, z;
   };
+  void make_weight_units();
   void make_moe_statistics();
   std::vector<MoeStepStats> read_moe_statistics(const std::vector<int64_t>& counters,
                                                 const std::vector<double>& entropies,
@@ -139,10 +144,10 @@ class Transformer final : public Model {
   LossTerms head_loss(const Features& features, const ModelBatch& batch, const ForwardContext& context);
   Tensor decode_stages(const Tensor& tokens_T, const ModelBatch& batch, DecodeState& state);
   VocabPart vocab_part() const;
-  Tensor all_logits(const Tensor& x_TD) const;
+  Tensor all_logits(const Tensor& x_TD);
   Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);
   Tensor head_weight() const;
-  Tensor final_norm(const Block::Stream& stream) const;
+  Tensor final_norm(const Block::Stream& stream);
 
   TransformerOptions options_;
   ModelFacts facts_;
@@ -157,6 +162,7 @@ class Transformer final : public Model {
   std::unique_ptr<PositionEncoding> position_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> final_norm_;  // pre-norm only
+  WeightUnit embedding_unit_, final_norm_unit_, head_unit_;
   std::vector<MoeLayer*> moe_layers_;
   // Their statistics: E + 1 counters of each layer, then the tokens of each; entropies of each.
   Tensor moe_counters_, moe_entropies_;

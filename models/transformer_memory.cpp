@@ -34,6 +34,7 @@ class PassEstimate {
         gated_(FfnActivationRegistry::make(options.ffn.activation)->gated()),
         pre_(options.norm.placement == "pre"),
         one_copy_(shape.device != DeviceType::cpu) {
+    again_.packed_weights |= shape.drops_copies;
     stats_ = static_cast<double>(dtype_size(shape.dtype));
     element_ = shape.bf16 ? 2 : stats_;
     x_D_ = static_cast<double>(o_.hidden_size) * element_;

@@ -160,17 +160,22 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   double multiply_adds = static_cast<double>(V * D);  // per token: matrix products and attention scores
   const int64_t norms = norm_shape().num_params();
   for (int64_t l = 0; l < layers; l++) {
-    total += attention.num_params() + 2 * norms;
+    int64_t dense = attention.num_params() + 2 * norms, experts = 0;
     multiply_adds += layer_cost(l, seq_len);
-    if (!moe.is_moe_layer(l)) {
-      total += ffn_params(D, ffn_hidden(), gated, bias);
-      continue;
+    if (moe.is_moe_layer(l)) {
+      const int64_t E = moe.num_experts, one = ffn_params(D, expert_hidden(), gated, bias);
+      experts = E * one;
+      dense += moe.router_params(D);
+      idle += (E - moe.top_k) * one;
+      if (shared_hidden() > 0)
+        dense += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
+    } else {
+      dense += ffn_params(D, ffn_hidden(), gated, bias);
     }
-    const int64_t E = moe.num_experts, one = ffn_params(D, expert_hidden(), gated, bias);
-    facts.params_expert += E * one;
-    total += E * one + moe.router_params(D);
-    idle += (E - moe.top_k) * one;
-    if (shared_hidden() > 0) total += ffn_params(D, shared_hidden(), gated, bias) + (moe.shared_gate ? D : 0);
+    total += dense + experts;
+    facts.params_expert += experts;
+    facts.params_layer_dense = std::max(facts.params_layer_dense, dense);
+    facts.params_layer_expert = std::max(facts.params_layer_expert, experts);
   }
   if (norm.placement == "pre") total += norms;
   facts.params_total = total;

@@ -1,7 +1,7 @@
 #include "parallel/flat_bucket.h"
 
 #include <algorithm>
-#include <tuple>
+#include <iterator>
 #include <utility>
 
 #include "core/autograd/accumulate.h"
@@ -22,20 +22,46 @@ DType grad_dtype(const Parameter& p) {
 
 }  // namespace
 
+FlatBucket::Place FlatBucket::place_of(const Parameter& p, const std::vector<WeightUnit*>& units,
+                                       ZeroStage stage) {
+  if (stage == ZeroStage::none) return {};
+  const auto has_it = [&](const WeightUnit* unit) {
+    return unit->held && std::ranges::find(unit->parameters, &p) != unit->parameters.end();
+  };
+  const auto unit = std::ranges::find_if(units, has_it);
+  SHOAL_CHECK(unit != units.end(), "parallel.zero: parameter ", p.name,
+              " is in no unit of the model that says when it is used");
+  if (stage == ZeroStage::optimizer_state) return {};
+  Place place;
+  place.pipeline_stage = (*unit)->stage;
+  place.is_small = p.kind == ParamKind::norm || p.kind == ParamKind::bias;
+  if (stage == ZeroStage::parameters && !place.is_small) place.unit = static_cast<int>(unit - units.begin());
+  return place;
+}
+
 std::vector<std::unique_ptr<FlatBucket>> FlatBucket::make_all(const std::vector<Parameter*>& parameters,
-                                                              const Mesh& mesh, int64_t bucket_bytes) {
+                                                              const std::vector<WeightUnit*>& units,
+                                                              const Mesh& mesh, int64_t bucket_bytes,
+                                                              ZeroStage stage) {
   SHOAL_CHECK(bucket_bytes > 0, "GradReducer: expected bucket_bytes > 0, got ", bucket_bytes);
-  // One bucket is open per kind; a bucket is reduced when its last parameter is ready, so buckets are
-  // numbered in the order in which they were closed.
-  using Kind = std::tuple<Communicator*, Communicator*, DType>;
-  std::vector<std::pair<Kind, std::unique_ptr<FlatBucket>>> open;
-  std::vector<std::unique_ptr<FlatBucket>> all;
-  auto open_bucket =
-      [&](const Kind& kind) -> std::unique_ptr<FlatBucket>& {  // in the same order on every rank
-    for (auto& [its_kind, bucket] : open) {
-      if (its_kind == kind) return bucket;
+  // One bucket is open per kind; a bucket is reduced when its last parameter is ready.
+  struct Kind {
+    Communicator *group, *ends;
+    DType dtype;
+    Place place;
+    bool operator==(const Kind&) const = default;
+  };
+  struct Open {
+    Kind kind;
+    std::unique_ptr<FlatBucket> bucket;
+    int64_t last = 0;  // when its last parameter was added
+  };
+  std::vector<Open> open, closed;
+  auto open_bucket = [&](const Kind& kind) -> Open& {  // in the same order on every rank
+    for (Open& each : open) {
+      if (each.kind == kind) return each;
     }
-    return open.emplace_back(kind, nullptr).second;
+    return open.emplace_back(Open{kind, nullptr});
   };
   AxisCoords first = mesh.coords();
   for (AxisCoord& coord : first.coords) coord.index = 0;
@@ -48,15 +74,26 @@ std::vector<std::unique_ptr<FlatBucket>> FlatBucket::make_all(const std::vector<
     Communicator* ends = p->on_both_ends ? &mesh.ends() : nullptr;
     Communicator& group = mesh.replicas(p->placement);
     const DType dtype = grad_dtype(*p);
-    std::unique_ptr<FlatBucket>& bucket = open_bucket({&group, ends, dtype});
+    const Place place = place_of(*p, units, stage);
+    Open& entry = open_bucket({&group, ends, dtype, place});
+    std::unique_ptr<FlatBucket>& bucket = entry.bucket;
     // By the sizes of the ranks with the largest parts: buckets hold the same parameters on all ranks, which
     // then reduce them at the same places of their tapes, whatever their own parts.
     const int64_t bytes = aligned(box_of(p->global_shape, p->placement, first).numel()) * dtype_size(dtype);
-    if (bucket && bucket->largest_bytes_ + bytes > bucket_bytes) all.push_back(std::move(bucket));
-    if (!bucket) bucket = std::make_unique<FlatBucket>(group, ends, dtype, p->value.device());
+    if (bucket && bucket->largest_bytes_ + bytes > bucket_bytes)
+      closed.push_back({entry.kind, std::move(bucket), entry.last});
+    if (!bucket) {
+      bucket = std::make_unique<FlatBucket>(group, ends, dtype, p->value.device());
+      bucket->pipeline_stage_ = place.pipeline_stage;
+      bucket->divides_values_ = place.unit >= 0 && group.size() > 1;
+    }
     bucket->add(p, bytes);
+    entry.last = it - parameters.rbegin();
   }
-  for (auto& [kind, bucket] : open) all.push_back(std::move(bucket));
+  std::ranges::move(open, std::back_inserter(closed));
+  std::ranges::sort(closed, {}, &Open::last);
+  std::vector<std::unique_ptr<FlatBucket>> all;
+  for (Open& each : closed) all.push_back(std::move(each.bucket));
   return all;
 }
 
@@ -74,13 +111,15 @@ void FlatBucket::allocate(ZeroStage stage) {
     piece_elements_ = aligned((num_elements_ + group_.size() - 1) / group_.size());
     num_elements_ = piece_elements_ * group_.size();
   }
-  is_transient_ = is_cut && stage == ZeroStage::gradients;
+  is_transient_ = is_cut && stage >= ZeroStage::gradients;
   if (!is_transient_) {
     gradients_ = group_.size() > 1 ? group_.shared_zeros({num_elements_}, dtype_, device_)
                                    : Tensor::zeros({num_elements_}, dtype_, device_);
     set_gradients();
   }
-  if (is_cut) cut_into_pieces();
+  if (is_cut) return cut_into_pieces();
+  for (Parameter* p : parameters_)
+    if (p->fill) std::exchange(p->fill, nullptr)();
 }
 
 void FlatBucket::set_gradients() const {
@@ -90,25 +129,39 @@ void FlatBucket::set_gradients() const {
   }
 }
 
-/// Values move into a buffer of the layout of the gradients, so that pieces are gathered in place.
+/// Values move into a buffer of the layout of the gradients, so that pieces are gathered in place. No more
+/// than a bucket and a parameter exist in full meanwhile.
 void FlatBucket::cut_into_pieces() {
   const int64_t begin = group_.rank() * piece_elements_, end = begin + piece_elements_;
-  values_ = group_.shared_zeros({num_elements_}, parameters_[0]->value.dtype(), device_);
+  const DType dtype = parameters_[0]->value.dtype();
+  values_ = divides_values_ ? Tensor::zeros({num_elements_}, dtype, device_)
+                            : group_.shared_zeros({num_elements_}, dtype, device_);
+  value_piece_ = divides_values_ ? Tensor::empty({piece_elements_}, dtype, device_)
+                                 : values_.flat(begin, piece_elements_);
   piece_ = is_transient_ ? Tensor::zeros({piece_elements_}, dtype_, device_)
                          : gradients_.flat(begin, piece_elements_);
   for (size_t i = 0; i < parameters_.size(); i++) {
     Parameter& p = *parameters_[i];
     const int64_t offset = offsets_[i], size = p.value.numel();
     Tensor value = values_.flat(offset, size).view(p.value.shape());
+    if (p.fill) std::exchange(p.fill, nullptr)();
     value.copy_from(p.value);
     value.grad_ref = p.value.grad_ref;
     p.value = std::move(value);
     const int64_t from = std::clamp(begin - offset, int64_t{0}, size),
                   to = std::clamp(end - offset, from, size);
     p.piece = ShardRange{from, to};
-    p.piece_grad = to > from ? piece_.flat(offset + from - begin, to - from) : piece_.flat(0, 0);
+    const int64_t first = to > from ? offset + from - begin : 0;
+    p.piece_value = value_piece_.flat(first, to - from);
+    p.piece_grad = piece_.flat(first, to - from);
     if (is_transient_) p.leaf.make_grad = [this] { open(); };
+    p.value_divided = divides_values_;
+    // Copies in bf16 or fp8 would keep in full what is divided.
+    if (divides_values_) p.leaf.keep_packed = false;
   }
+  if (!divides_values_) return;
+  value_piece_.copy_from(values_.flat(begin, piece_elements_));
+  values_.release_memory();
 }
 
 void FlatBucket::open() {
@@ -169,7 +222,12 @@ void FlatBucket::sum_over_ends() {
 
 void FlatBucket::start_gather() {
   if (piece_elements_ == 0) return;
-  work_ = group_.all_gather(values_.flat(group_.rank() * piece_elements_, piece_elements_), values_);
+  if (divides_values_) values_.allocate_memory();
+  gather_ = group_.all_gather(value_piece_, values_);
+}
+
+void FlatBucket::drop_values() {
+  values_.release_memory();
 }
 
 }  // namespace shoal

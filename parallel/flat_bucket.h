@@ -1,7 +1,8 @@
 // FlatBucket: parameters with the same replicas, whose gradients lie in one flat buffer and are reduced
 // together. Where replicas share the work of the optimizer (ZeRO, arXiv:1910.02054), the buffer is cut into
 // as many equal pieces as there are replicas, whatever parameters they hold: a replica gets the sum of its
-// piece, updates those values, and all gather them. GradReducer (parallel/grad_bucket.h) owns all buckets.
+// piece, updates those values, and all gather them. GradReducer (parallel/grad_bucket.h) owns all buckets;
+// WeightGather (parallel/weight_gather.h) says when values are gathered.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +10,25 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
+#include "core/nn/weight_unit.h"
 #include "parallel/mesh.h"
 
 namespace shoal {
 
 /// What replicas do not hold in full, as in the paper: each stage adds to the one before.
-enum class ZeroStage : uint8_t { none, optimizer_state, gradients };
+enum class ZeroStage : uint8_t { none, optimizer_state, gradients, parameters };
 
 class FlatBucket {
  public:
   /// Buckets are filled in reverse parameter order (the order of backward), at most `bucket_bytes` unless one
-  /// parameter is larger. They hold the same parameters on all ranks. Memory comes with allocate().
+  /// parameter is larger, and ordered by their last parameters. They hold the same parameters on all ranks.
+  /// Where gradients are divided, each has parameters of one pipeline stage, and norms and biases have their
+  /// own (they are ready late, and small); where values are divided too, each has parameters of one unit.
+  /// With a stage every held parameter must be in a held unit. Memory comes with allocate().
   static std::vector<std::unique_ptr<FlatBucket>> make_all(const std::vector<Parameter*>& parameters,
-                                                           const Mesh& mesh, int64_t bucket_bytes);
+                                                           const std::vector<WeightUnit*>& units,
+                                                           const Mesh& mesh, int64_t bucket_bytes,
+                                                           ZeroStage stage);
   /// `ends`: null, or pipeline stages that both hold the parameters: a second group to sum over.
   FlatBucket(Communicator& group, Communicator* ends, DType dtype, Device device)
       : group_(group), ends_(ends), dtype_(dtype), device_(device) {}
@@ -30,10 +37,17 @@ class FlatBucket {
   void allocate(ZeroStage stage);
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
+  /// The pipeline stage that uses them; 0 unless gradients are divided.
+  int pipeline_stage() const { return pipeline_stage_; }
   /// Bytes of gradients that replicas sum; 0 without replicas.
   int64_t reduced_bytes() const;
   /// Gradients exist in full only until they are reduced.
   bool is_transient() const { return is_transient_; }
+  /// Values exist in full only between start_gather() and drop_values().
+  bool divides_values() const { return divides_values_; }
+  bool is_cut() const { return piece_elements_ > 0; }
+  /// The sum of some backward of this step is there.
+  bool has_sum() const { return has_sum_; }
 
   /// The sums of a step begin: all gradients are zero.
   void zero();
@@ -44,12 +58,23 @@ class FlatBucket {
   void complete();
   /// After complete() of all buckets. Collective over `ends`.
   void sum_over_ends();
-  /// Every replica gets the values that others updated. start_gather() of all buckets, then
-  /// complete_gather().
+  /// Every replica gets the values that others have updated; nothing reads them before complete_gather().
+  /// Collective over the replicas; nothing where there are no pieces.
   void start_gather();
-  void complete_gather() { work_.wait(); }
+  bool test_gather() { return gather_.test(); }
+  void complete_gather() { gather_.wait(); }
+  /// Of divided values: only the pieces stay.
+  void drop_values();
 
  private:
+  /// What parameters of one bucket have in common besides their replicas.
+  struct Place {
+    int pipeline_stage = 0;
+    int unit = -1;  // whose values are divided; -1: values are not
+    bool is_small = false;
+    bool operator==(const Place&) const = default;
+  };
+  static Place place_of(const Parameter& p, const std::vector<WeightUnit*>& units, ZeroStage stage);
   void add(Parameter* p, int64_t largest_bytes);
   void cut_into_pieces();
   void set_gradients() const;
@@ -64,10 +89,13 @@ class FlatBucket {
   std::vector<int64_t> offsets_;                  // of each parameter, in elements
   int64_t num_elements_ = 0, largest_bytes_ = 0;  // of this rank's, of any rank's
   int64_t piece_elements_ = 0;                    // 0: not cut
-  bool is_transient_ = false, has_sum_ = false;   // piece_ holds the sum of earlier micro-batches
-  Tensor gradients_, values_;                     // flat; values_: of a cut bucket
-  Tensor piece_, addend_;                         // of the gradient; what is added to it
-  Work work_;
+  int pipeline_stage_ = 0;
+  bool is_transient_ = false, divides_values_ = false;
+  bool has_sum_ = false;       // piece_ holds the sum of earlier micro-batches
+  Tensor gradients_, values_;  // flat; values_: of a cut bucket
+  Tensor value_piece_;         // of values_: a part of them, or all that stays
+  Tensor piece_, addend_;      // of the gradient; what is added to it
+  Work work_, gather_;
 };
 
 }  // namespace shoal

@@ -15,11 +15,11 @@ constexpr size_t kMaxInFlight = 2;
 }  // namespace
 
 GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes,
-                         ZeroStage stage)
+                         ZeroStage stage, const std::vector<WeightUnit*>& units)
     : parameters_(parameters), stage_(stage) {
-  for (std::unique_ptr<FlatBucket>& bucket : FlatBucket::make_all(parameters, mesh, bucket_bytes))
+  for (std::unique_ptr<FlatBucket>& bucket :
+       FlatBucket::make_all(parameters, units, mesh, bucket_bytes, stage))
     buckets_.push_back({std::move(bucket), {}, 0});
-  await_all();
   for (size_t b = 0; b < buckets_.size(); b++) {
     buckets_[b].bucket->allocate(stage);
     const std::vector<Parameter*>& members = buckets_[b].bucket->parameters();
@@ -28,7 +28,8 @@ GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& 
       p->leaf.on_grad_ready = [this, b, i, p] {
         if (!reducing_) return;
         SHOAL_CHECK(!buckets_[b].ready[i], "GradReducer: the gradient of ", p->name,
-                    " was already reduced; begin_last_backward() must come before the last backward only");
+                    " was already reduced; begin_last_backward() must come before the last backward only, "
+                    "and begin_backward() before each");
         buckets_[b].ready[i] = true;
         on_ready(b);
       };
@@ -43,8 +44,12 @@ GradReducer::~GradReducer() {
   }
 }
 
-void GradReducer::await_all() {
-  for (Entry& entry : buckets_) {
+void GradReducer::await(const std::function<bool(const FlatBucket&)>& is_in) {
+  awaited_.clear();
+  for (size_t b = 0; b < buckets_.size(); b++) {
+    Entry& entry = buckets_[b];
+    if (!is_in(*entry.bucket)) continue;
+    awaited_.push_back(b);
     entry.ready.assign(entry.bucket->parameters().size(), false);
     entry.num_waiting = entry.ready.size();
   }
@@ -56,8 +61,18 @@ void GradReducer::zero() {
 }
 
 void GradReducer::begin_last_backward() {
-  await_all();
+  await([](const FlatBucket&) { return true; });
   reducing_ = true;
+}
+
+void GradReducer::begin_backward(int pipeline_stage) {
+  await([&](const FlatBucket& bucket) { return bucket.pipeline_stage() == pipeline_stage; });
+  reducing_ = true;
+}
+
+void GradReducer::end_backward() {
+  const ProfileSection section(kSection, ProfileSection::kWhole);
+  complete_all();
 }
 
 void GradReducer::on_ready(size_t bucket) {
@@ -67,15 +82,22 @@ void GradReducer::on_ready(size_t bucket) {
 }
 
 void GradReducer::complete_first() {
-  buckets_[first_in_flight_++].bucket->complete();
+  buckets_[awaited_[first_in_flight_++]].bucket->complete();
+}
+
+void GradReducer::complete_all() {
+  start_ready_buckets(/*all=*/true);
+  while (first_in_flight_ < next_bucket_) complete_first();
+  reducing_ = false;
 }
 
 void GradReducer::start_ready_buckets(bool all) {
   // Those in flight move on between the layers of backward.
-  for (size_t b = first_in_flight_; b < next_bucket_; b++) buckets_[b].bucket->test();
-  while (first_in_flight_ < next_bucket_ && buckets_[first_in_flight_].bucket->test()) complete_first();
-  for (; next_bucket_ < buckets_.size(); next_bucket_++) {
-    const Entry& entry = buckets_[next_bucket_];
+  for (size_t i = first_in_flight_; i < next_bucket_; i++) buckets_[awaited_[i]].bucket->test();
+  while (first_in_flight_ < next_bucket_ && buckets_[awaited_[first_in_flight_]].bucket->test())
+    complete_first();
+  for (; next_bucket_ < awaited_.size(); next_bucket_++) {
+    const Entry& entry = buckets_[awaited_[next_bucket_]];
     if (!all && entry.num_waiting > 0) return;
     if (entry.bucket->is_transient())
       while (next_bucket_ - first_in_flight_ >= kMaxInFlight) complete_first();
@@ -85,18 +107,17 @@ void GradReducer::start_ready_buckets(bool all) {
 
 void GradReducer::finish() {
   const ProfileSection section(kSection, ProfileSection::kWhole);
-  if (!reducing_) next_bucket_ = first_in_flight_ = 0;
-  start_ready_buckets(/*all=*/true);
-  while (first_in_flight_ < next_bucket_) complete_first();
+  // Of each backward has been reduced already; without any the sums are zeros.
+  if (!reducing_)
+    await([this](const FlatBucket& bucket) { return !(reduces_each_backward() && bucket.has_sum()); });
+  complete_all();
   for (const Entry& entry : buckets_) entry.bucket->sum_over_ends();
-  reducing_ = false;
 }
 
-void GradReducer::gather_values() {
-  if (stage_ == ZeroStage::none) return;
-  const ProfileSection section("parameter gather", ProfileSection::kWhole);
-  for (const Entry& entry : buckets_) entry.bucket->start_gather();
-  for (const Entry& entry : buckets_) entry.bucket->complete_gather();
+std::vector<FlatBucket*> GradReducer::buckets() const {
+  std::vector<FlatBucket*> all;
+  for (const Entry& entry : buckets_) all.push_back(entry.bucket.get());
+  return all;
 }
 
 int64_t GradReducer::num_buckets() const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,30 +17,35 @@ class GradReducer {
  public:
   /// Gives every parameter a zeroed gradient that is a view of a flat bucket (FlatBucket::make_all), and
   /// installs grad-ready hooks. With a stage replicas share the optimizer's work: Parameter::piece is set, so
-  /// make the optimizer afterwards, and Parameter::value moves. Collective.
+  /// make the optimizer afterwards, and Parameter::value moves. `units`: of the model; they matter to stages
+  /// above none. Collective.
   GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes,
-              ZeroStage stage = ZeroStage::none);
+              ZeroStage stage = ZeroStage::none, const std::vector<WeightUnit*>& units = {});
   ~GradReducer();
 
   /// All gradients are zero from here on (Leaf::grad_is_zero; memory is not touched, finish() leaves no stale
   /// value); call at the start of an optimizer step.
   void zero();
   /// Call before the backward of the step's last micro-batch: from then on a bucket is reduced as soon as all
-  /// its gradients are ready. Buckets go out in the same order on every rank. Where reduces_each_backward(),
-  /// call it before every backward, and finish() before the next forward: that may write gradients already
-  /// (those of the head).
+  /// its gradients are ready. Buckets go out in the same order on every rank. Not where
+  /// reduces_each_backward().
   void begin_last_backward();
-  /// Gradients are not kept in full from one backward to the next (ZeroStage::gradients), so the gradient of
-  /// each micro-batch is reduced, and sums over micro-batches are sums of those.
-  bool reduces_each_backward() const { return stage_ == ZeroStage::gradients; }
+  /// Gradients are not kept in full from one backward to the next (ZeroStage::gradients and above), so the
+  /// gradient of each micro-batch is reduced, and sums over micro-batches are sums of those.
+  bool reduces_each_backward() const { return stage_ >= ZeroStage::gradients; }
+  /// Around a backward of a pipeline stage, or the part of it that ends the uses of parameters: its buckets
+  /// are reduced as they become ready, and what has not become ready behind it. Leaf::uses_left counts uses
+  /// of this micro-batch alone. end_backward() waits. Collective over the ranks of the pipeline stage.
+  void begin_backward(int pipeline_stage);
+  void end_backward();
   /// Starts what has not become ready (unused parameters count with zeros) and waits for everything.
   /// Collective.
   void finish();
-  /// After the optimizer's step: every rank gets the values that other replicas updated. Collective.
-  void gather_values();
 
   int64_t num_buckets() const;
   int64_t reduced_bytes() const;  // summed per step
+  /// In the order of backward.
+  std::vector<FlatBucket*> buckets() const;
 
  private:
   struct Entry {
@@ -47,15 +53,18 @@ class GradReducer {
     std::vector<bool> ready;
     size_t num_waiting = 0;  // parameters not ready yet
   };
-  void await_all();
+  /// Buckets that are to be reduced now: those for which `is_in` holds.
+  void await(const std::function<bool(const FlatBucket&)>& is_in);
   void on_ready(size_t bucket);
   void start_ready_buckets(bool all);
   void complete_first();
+  void complete_all();
   std::vector<Entry> buckets_;
   std::vector<Parameter*> parameters_;
   ZeroStage stage_;
-  size_t next_bucket_ = 0;      // to be started
-  size_t first_in_flight_ = 0;  // those before it are reduced
+  std::vector<size_t> awaited_;  // of buckets_
+  size_t next_bucket_ = 0;       // of awaited_: to be started
+  size_t first_in_flight_ = 0;   // those before it are reduced
   bool reducing_ = false;
 };
 

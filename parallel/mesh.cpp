@@ -58,7 +58,7 @@ void ParallelOptions::fields(FieldVisitor& v) {
     in_range(1, 1 << 20));
   v("zero", zero,
     "what is divided among the replicas of each parameter (ZeRO, arXiv:1910.02054): 0 nothing, 1 optimizer "
-    "state, 2 gradients too (without pipeline stages); 3, parameters too, is not in this version",
+    "state, 2 gradients too, 3 weights too",
     in_range(0, 3));
   v("bucket_mb", bucket_mb, "size of the buckets in which gradients are summed, in MiB",
     in_range(1e-4, 1 << 20));
@@ -86,12 +86,8 @@ class Rules {
 
 void check_degrees(const ParallelOptions& o, Rules& rules) {
   rules.require(o.cp >= 1, "parallel.cp", "expected a degree >= 1, got ", o.cp, "; 1 switches the axis off");
-  rules.require(o.zero >= 0 && o.zero <= 2, "parallel.zero", "zero = ", o.zero,
-                o.zero == 3 ? " (parameters divided too) is not in this version; set it to 0, 1 or 2"
-                            : " is no stage; set it to 0, 1 or 2");
-  rules.require(o.zero != 2 || o.pp <= 1, "parallel.zero",
-                "zero = 2 sums gradients after each micro-batch, and pp (", o.pp,
-                ") stages run several at once; set zero: 1 or pp: 1");
+  rules.require(o.zero >= 0 && o.zero <= 3, "parallel.zero", "zero = ", o.zero,
+                " is no stage; set it to 0, 1, 2 or 3");
   rules.require(o.tp >= 1, "parallel.tp", "expected a degree >= 1, got ", o.tp, "; 1 switches the axis off");
   rules.require(o.etp >= 1, "parallel.etp", "expected a degree >= 1, got ", o.etp,
                 "; 1 switches the axis off");

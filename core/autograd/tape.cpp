@@ -13,6 +13,17 @@ thread_local Tape* active_tape = nullptr;
 thread_local int replay_depth = 0;
 std::atomic<uint64_t> next_tape_id{1};
 
+/// A place in a forward pass.
+struct Passage final : Function {
+  std::function<void()> passed;
+  const char* name() const override { return "passage"; }
+  bool runs_without_gradient() const override { return true; }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override {
+    passed();
+    return {};
+  }
+};
+
 }  // namespace
 
 Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
@@ -85,6 +96,17 @@ Tape* Tape::active() {
 }
 bool Tape::replaying() {
   return replay_depth > 0;
+}
+
+bool Tape::recording() {
+  return active_tape != nullptr && active_tape->mode_ == Mode::record;
+}
+
+void Tape::on_backward(std::function<void()> passed) {
+  if (!recording()) return;
+  auto passage = std::make_unique<Passage>();
+  passage->passed = std::move(passed);
+  finish(std::move(passage), {}, {});
 }
 
 GradRef Tape::new_slot() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -41,6 +42,12 @@ class Tape {
   void park();
 
   size_t num_records() const { return records_.size(); }
+
+  /// Calls `passed` when backward passes this place of the calling thread's active tape; never where nothing
+  /// is recorded.
+  static void on_backward(std::function<void()> passed);
+  /// Whether the calling thread's active tape records.
+  static bool recording();
 
   /// The calling thread's active tape, or nullptr.
   static Tape* active();

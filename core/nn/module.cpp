@@ -61,7 +61,7 @@ int64_t global_index(const Shape& global_shape, const Box& box, int64_t i) {
 }  // namespace
 
 Tensor Parameter::own_value() const {
-  return piece ? value.flat(piece->begin, piece->end - piece->begin) : value.flat(0, value.numel());
+  return piece ? piece_value : value.flat(0, value.numel());
 }
 
 Tensor Parameter::own_grad() const {
@@ -134,7 +134,15 @@ Parameter& Module::add_parameter(const BuildContext& context, const std::string&
   }
   parameter->value = Tensor::empty(parameter->box.extent, context.dtype, context.device);
   parameter->leaf.grad_dtype = context.dtype == DType::f64 ? DType::f64 : DType::f32;
-  fill_init(*parameter, init, context.seed);
+  if (context.fill_later && context.held) {
+    parameter->value.release_memory();
+    parameter->fill = [p = parameter.get(), init, seed = context.seed] {
+      p->value.allocate_memory();
+      fill_init(*p, init, seed);
+    };
+  } else {
+    fill_init(*parameter, init, context.seed);
+  }
   parameter->value.grad_ref.leaf = &parameter->leaf;
   parameters_.push_back(std::move(parameter));
   entries_.push_back({Entry::parameter, parameters_.size() - 1});

@@ -19,7 +19,8 @@ struct BuildContext {
   bool bf16 = false;         // mixed precision: with dtype f32, what flows between layers is bf16
   uint64_t seed = 0;
   AxisCoords coords;
-  bool held = true;  // whether this pipeline stage holds the parameters (Parameter::held)
+  bool held = true;         // whether this pipeline stage holds the parameters (Parameter::held)
+  bool fill_later = false;  // held parameters get memory and values from Parameter::fill
 
   /// The dtype of what flows between layers.
   DType compute_dtype() const { return bf16 ? DType::bf16 : dtype; }

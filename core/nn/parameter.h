@@ -1,6 +1,7 @@
 // Parameter: a named tensor with a gradient, stored as this rank's shard of a global tensor.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -30,15 +31,21 @@ struct Parameter {
   ParamKind kind = ParamKind::matrix;
   Tensor value;  // this rank's shard; value.grad_ref.leaf == &leaf
   Leaf leaf;
+  /// Where set: `value` has no memory yet; this gives it some, with the initial values (BuildContext).
+  std::function<void()> fill;
   Box box;  // where value lies in the global tensor
   /// false: it belongs to other pipeline stages; value and box are empty. Every rank knows all parameters.
   bool held = true;
   /// The first and the last pipeline stage both hold it, and their gradients are summed (a tied embedding).
   bool on_both_ends = false;
   /// Where replicas share the work of the optimizer (parallel.zero): which elements of `value`, as flat
-  /// memory, this rank updates, and their gradient, flat. Empty: all of them, by every replica.
+  /// memory, this rank updates, those elements, flat, and their gradient. Empty: all of them, by every
+  /// replica.
   std::optional<ShardRange> piece;
-  Tensor piece_grad;
+  Tensor piece_value, piece_grad;
+  /// Replicas share the memory of the values too: `value` has none outside of the use of a unit of the
+  /// parameter (core/nn/weight_unit.h).
+  bool value_divided = false;
 
   /// What this rank updates, flat.
   Tensor own_value() const;

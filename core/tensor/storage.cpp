@@ -152,6 +152,16 @@ DeviceRuntime*& runtime_slot(DeviceType type) {
 
 }  // namespace
 
+void Storage::release() {
+  SHOAL_CHECK(owner_ == nullptr && data_ != nullptr, "Storage::release: expected memory of its own");
+  device_runtime(device_.type).release(std::exchange(data_, nullptr), bytes_);
+}
+
+void Storage::allocate() {
+  SHOAL_CHECK(data_ == nullptr, "Storage::allocate: there is memory already");
+  data_ = device_runtime(device_.type).allocate(bytes_);
+}
+
 void* DeviceRuntime::allocate_host(int64_t bytes) {
   void* data =
       std::aligned_alloc(kAlignment, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kAlignment)));

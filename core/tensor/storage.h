@@ -20,17 +20,22 @@ class Storage {
     device_runtime(device_.type).count_foreign(bytes_);
   }
   ~Storage() {
-    if (owner_ == nullptr) {
-      device_runtime(device_.type).release(data_, bytes_);
-    } else {
+    if (owner_ != nullptr) {
       device_runtime(device_.type).count_foreign(-bytes_);
+    } else if (data_ != nullptr) {
+      device_runtime(device_.type).release(data_, bytes_);
     }
   }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
+  /// Null while it is released.
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  /// Gives the memory back; the values are lost. Not of memory with an owner.
+  void release();
+  /// Other memory, uninitialised, in the place of what was released.
+  void allocate();
   Device device() const { return device_; }
 
  private:

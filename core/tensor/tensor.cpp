@@ -40,6 +40,8 @@ int64_t Tensor::num_rows() const {
 
 std::byte* Tensor::bytes() const {
   SHOAL_CHECK(defined(), "Tensor::data: the tensor is undefined");
+  SHOAL_CHECK(storage_->data() != nullptr, "Tensor::data: the memory of tensor ", shape_,
+              " is released: expected it to be used between allocate_memory() and release_memory()");
   return static_cast<std::byte*>(storage_->data()) + offset_bytes_;
 }
 
@@ -104,7 +106,7 @@ void Tensor::set_zero() const {
 }
 
 void Tensor::used_on(const Stream& stream) const {
-  if (storage_) device_runtime(device().type).used_on(storage_->data(), stream);
+  if (has_memory()) device_runtime(device().type).used_on(storage_->data(), stream);
 }
 
 void Tensor::to_host(void* out) const {

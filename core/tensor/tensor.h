@@ -79,6 +79,13 @@ class Tensor {
   /// used again before that is done. To be called after that work was given to the stream and before the last
   /// tensor of this storage is gone. Cheap when it is the same stream, and on the cpu.
   void used_on(const Stream& stream) const;
+  /// The memory of all tensors that share this storage goes back to the device; the values are lost, and to
+  /// read or write one of them is an Error until allocate_memory(). Shapes stay. Not of tensors made by
+  /// over().
+  void release_memory() const { storage_->release(); }
+  /// Other, uninitialised memory for all of them.
+  void allocate_memory() const { storage_->allocate(); }
+  bool has_memory() const { return storage_ != nullptr && storage_->data() != nullptr; }
   /// No other tensor shares this storage, so it may be overwritten in place.
   bool is_sole_owner() const { return storage_.use_count() == 1; }
 

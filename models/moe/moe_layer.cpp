@@ -81,6 +81,7 @@ Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activ
                        down);
   if (shape.bias)
     b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, Placement::expert());
+  unit_.parameters = parameters();
 }
 
 Tensor Experts::project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
@@ -222,16 +223,19 @@ MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, 
   const auto shared = [&] { return shared_ ? shared_forward(x_TD, batch.num_tokens()) : Tensor{}; };
   if (const auto parts = dispatcher_->dispatch_parts(x_TD, ids_TK, rows_each)) {
     Tensor shared_TD = shared();
+    experts_unit().begin();
     for (int64_t i = 0; i < parts->num_parts(); i++) {
       const Dispatched received = parts->arrive(i);
       parts->send_back(i, experts_->forward(received.x_RD, received.rows_per_expert));
     }
+    experts_unit().end();
     return {parts->combine(weights_TK), shared_TD};
   }
   Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, ids_TK, rows_each);
   Tensor shared_TD = shared();  // while the rows travel
   const Dispatched received = std::move(sent).wait();
-  const Tensor y_RD = experts_->forward(received.x_RD, received.rows_per_expert);
+  const Tensor y_RD =
+      experts_unit().during([&] { return experts_->forward(received.x_RD, received.rows_per_expert); });
   return {dispatcher_->combine(y_RD, weights_TK, received.plan).wait(), shared_TD};
 }
 

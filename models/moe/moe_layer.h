@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/nn/weight_unit.h"
 #include "core/ops/fp8_linear.h"
 #include "core/ops/routing.h"
 #include "models/ffn.h"
@@ -55,6 +56,8 @@ class Experts final : public Module {
           const BuildContext& context);
   /// x_RD and the result: this rank's rows, sorted by local expert. Collective over etp.
   Tensor forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const;
+  /// Begun and ended by the layer, around its calls of forward().
+  WeightUnit& unit() { return unit_; }
 
  private:
   /// Rows times the matrices of a weight, in the experts' precision.
@@ -70,6 +73,7 @@ class Experts final : public Module {
   ExpertSplit split_;
   std::unique_ptr<FfnActivation> activation_;
   Parameter *w1_, *w2_, *b1_ = nullptr, *b2_ = nullptr;
+  WeightUnit unit_;
   std::shared_ptr<Fp8Weight> fp8_w1_ = std::make_shared<Fp8Weight>(), fp8_w2_ = std::make_shared<Fp8Weight>();
 };
 
@@ -85,6 +89,9 @@ class MoeLayer final : public Module {
   /// x and y: this rank's rows. Collective over ep and the groups of the split, whatever this rank's number
   /// of tokens.
   Output forward(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
+
+  /// The experts' weights: used apart from the rest of the layer.
+  WeightUnit& experts_unit() { return experts_->unit(); }
 
   int64_t num_experts() const { return options_.num_experts; }
   Router& router() { return *router_; }

@@ -111,7 +111,7 @@ TEST_F(CudaEngine, TheOrderInWhichTheDeviceWorksChangesNoBit) {
 TEST_F(CudaEngine, ZeroStagesTrainAsOneRankOfTheCpu) {
   const ParityCase one{.dispatcher = "local", .balance = "bias", .model = ""};
   const ParityResult want = run_on(kCpu, one);
-  for (const auto& [ranks, zero, accumulation] : {std::tuple{2, 1, 1}, {2, 2, 2}, {3, 2, 1}}) {
+  for (const auto& [ranks, zero, accumulation] : {std::tuple{2, 1, 1}, {2, 2, 2}, {3, 2, 1}, {2, 3, 2}}) {
     const CachedMemory cached;
     const ParityCase c{.accumulation = accumulation, .balance = "bias", .model = "", .zero = zero};
     standin::set_options({Policy::random, 0, 1});

@@ -61,7 +61,10 @@ TEST(ElasticResume, OneEightThreeOneRanksWithNoStepBetweenKeepEveryBit) {
   for (const auto& [c, ranks] : {std::pair{layout(2, 2, 2, 2, 1, 1), 8},
                                  {layout(3, 1, 1, 1, 1, 2), 3},
                                  {layout(1, 1, 1, 1, 1), 1},
+                                 {layout(2, 2, 1, 2, 1, 3), 8},
                                  {layout(4, 2, 2, 1, 2, 1), 8},
+                                 {layout(1, 1, 1, 1, 1, 3), 3},
+                                 {layout(1, 1, 1, 2, 1, 2), 4},
                                  {layout(7, 1, 1, 1, 1), 7},
                                  {layout(1, 1, 1, 1, 1), 1}}) {
     const Values got = load_and_save(folder, c, ranks, ++step);

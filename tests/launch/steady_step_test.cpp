@@ -134,7 +134,9 @@ TEST(SteadyStep, TakesNoMemoryAndNoPageFromTheSystem) {
                            {kMoe, "block", true, 1, 2},
                            {kMoe, "none", true, 1, 2, 1, ZeroStage::optimizer_state},
                            {kMoe, "none", false, 1, 2, 1, ZeroStage::gradients},
-                           {kDense, kSelected, true, 1, 2, 1, ZeroStage::gradients, 2}}) {
+                           {kDense, kSelected, true, 1, 2, 1, ZeroStage::gradients, 2},
+                           {kMoe, "none", true, 1, 2, 1, ZeroStage::parameters},
+                           {kDense, "block", false, 1, 2, 1, ZeroStage::parameters, 2}}) {
     set_num_threads(s.threads);
     Seen seen;
     run_ranks(s.ranks, [&](const std::shared_ptr<Communicator>& world) {

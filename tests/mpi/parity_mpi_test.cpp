@@ -164,7 +164,7 @@ TEST(ParityMpi, ContextParallelRanksGiveTheResultOfOneRank) {
 
 TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
   const int world = mpi_world()->size();
-  for (const int zero : {1, 2}) {
+  for (const int zero : {1, 2, 3}) {
     for (const int ep : expert_sizes()) {
       expect_parity({.ep = ep, .accumulation = 2, .balance = "bias", .model = "bias: true", .zero = zero});
       expect_parity(
@@ -174,6 +174,17 @@ TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
       if (world % 2 == 0)
         expect_parity(
             {.ep = ep, .cp = 2, .accumulation = 2, .balance = "bias", .model = "kv_heads: 2", .zero = zero});
+    }
+    if (world == 4) {
+      for (const char* schedule : {"1f1b", "interleaved", "zero_bubble"})
+        expect_parity({.ep = 2,
+                       .accumulation = 4,
+                       .balance = "bias",
+                       .model = "layers: 4",
+                       .pp = 2,
+                       .virtual_stages = std::string(schedule) == "interleaved" ? 2 : 1,
+                       .schedule = schedule,
+                       .zero = zero});
     }
   }
 }
@@ -252,7 +263,7 @@ TEST(ParityMpi, ZeroStagesGiveTheBitsOfReplicasThatDoEverythingAlike) {
   for (const int ep : expert_sizes()) {
     ParityCase c{.ep = ep, .balance = "bias", .dtype = DType::f32, .model = "bias: true"};
     const ParityResult want = run_parity(c, mpi_world());
-    for (const int zero : {1, 2}) {
+    for (const int zero : {1, 2, 3}) {
       c.zero = zero;
       ParityResult got = run_parity(c, mpi_world());
       EXPECT_TRUE(close(got.grad_norms, want.grad_norms, {1e-13, 0}));  // squares in another order

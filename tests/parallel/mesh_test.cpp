@@ -173,17 +173,17 @@ TEST(ResolveLayout, ExpertTensorParallelRanksMustFitTheExperts) {
   EXPECT_EQ(resolved(options, {.world_size = 4, .model = {.num_experts = 8}, .global_batch = 8}).ep, 2);
 }
 
-TEST(ResolveLayout, RefusesZeroStagesThatAreNotInThisVersion) {
+TEST(ResolveLayout, TakesEveryZeroStageAndNoOther) {
   ParallelOptions options;
-  for (const int zero : {0, 1, 2}) {
+  for (const int zero : {0, 1, 2, 3}) {
     options.zero = zero;
     EXPECT_EQ(problems(options, {.world_size = 3, .global_batch = 3}), std::vector<std::string>{});
   }
-  options.zero = 3;
+  options.zero = 4;
   EXPECT_EQ(
-      problems(options, {}, "parallel: {zero: 3}"),
-      std::vector<std::string>{"config parallel.zero (exp.yaml:1:18): zero = 3 (parameters divided too) is "
-                               "not in this version; set it to 0, 1 or 2"});
+      problems(options, {}, "parallel: {zero: 4}"),
+      std::vector<std::string>{"config parallel.zero (exp.yaml:1:18): zero = 4 is no stage; set it to 0, "
+                               "1, 2 or 3"});
 }
 
 TEST(ResolveLayout, NamesTheProductThatDoesNotFitTheWorld) {

@@ -122,7 +122,7 @@ inline std::vector<TableRow> legal_layouts(int world) {
     const std::vector<int> schedules = row[kPp] > 1 ? std::vector{1, 2, 3, 4} : std::vector{0},
                            contexts = row[kCp] > 1 ? std::vector{1, 2} : std::vector{0};
     each(kModel, {0, 1}, [&] {
-      each(kZero, {0, 1, 2}, [&] {
+      each(kZero, {0, 1, 2, 3}, [&] {
         each(kSchedule, schedules, [&] {
           each(kContext, contexts, [&] {
             each(kAccumulation, {1, 2, 4}, [&] {

@@ -1,5 +1,5 @@
-// Sharded optimizer state and gradients (parallel.zero): every stage gives the bits of replicas that do
-// everything alike, in less memory, and checkpoints of any stage and layout load under any other.
+// Sharded optimizer state, gradients and weights (parallel.zero): every stage gives the bits of replicas that
+// do everything alike, in less memory, and checkpoints of any stage and layout load under any other.
 #include <map>
 
 #include "tests/parity/expect_parity.h"
@@ -18,7 +18,7 @@ namespace {
 
 void expect_stages_alike(ParityCase c, int world) {
   const ParityResult want = run_case(c, world);
-  for (const int zero : {1, 2}) {
+  for (const int zero : {1, 2, 3}) {
     c.zero = zero;
     EXPECT_TRUE(same_bits(run_case(c, world), want)) << c.name(world);
   }
@@ -58,7 +58,10 @@ TEST(Zero, SumsOverMicroBatchesHaveTheSameBitsWhileGradientsAreKeptInFull) {
   c.zero = 1;
   EXPECT_TRUE(same_bits(run_case(c, 4), want));
   c.zero = 2;  // each micro-batch is reduced: another order of the sums
-  EXPECT_TRUE(same_result(run_case(c, 4), want, 1e-5));
+  const ParityResult reduced_often = run_case(c, 4);
+  EXPECT_TRUE(same_result(reduced_often, want, 1e-5));
+  c.zero = 3;
+  EXPECT_TRUE(same_bits(run_case(c, 4), reduced_often));
 }
 
 TEST(Zero, StagesGiveTheResultOfOneRank) {
@@ -66,7 +69,7 @@ TEST(Zero, StagesGiveTheResultOfOneRank) {
     for (const Layout& l : kLayouts) {
       const ParityCase one{.dispatcher = "local", .balance = "sequence", .dtype = dtype, .model = l.model};
       const ParityResult want = run_case(one, 1);
-      for (const auto& [zero, accumulation] : {std::pair<int, int64_t>{1, 1}, {2, 2}}) {
+      for (const auto& [zero, accumulation] : {std::pair<int, int64_t>{1, 1}, {2, 2}, {3, 2}}) {
         ParityCase c = one;
         c.ep = l.ep;
         c.tp = l.tp;
@@ -87,6 +90,53 @@ TEST(Zero, EveryOptimizerUpdatesPieces) {
                                        {"sgd", "{momentum: 0}"}}) {
     expect_stages_alike(
         {.dtype = DType::f32, .model = "", .optimizer = parity_choice<OptimizerRegistry>(kind, settings)}, 3);
+  }
+}
+
+TEST(Zero, StagesOfAPipelineGiveTheBitsOfEachOtherAndTheResultOfOneRank) {
+  struct Row {
+    int world, ep, tp, cp, pp, virtual_stages;
+    int64_t accumulation;
+    const char *schedule, *recompute;
+  };
+  for (const Row& r : {Row{4, 1, 1, 1, 2, 1, 1, "1f1b", "none"},
+                       {4, 2, 1, 1, 2, 1, 4, "1f1b", "none"},
+                       {6, 3, 1, 1, 2, 1, 3, "1f1b", "block"},
+                       {4, 1, 1, 1, 2, 1, 4, "gpipe", "none"},
+                       {4, 2, 1, 1, 2, 2, 4, "interleaved", "none"},
+                       {8, 2, 2, 1, 2, 2, 2, "interleaved", "block"},
+                       {4, 1, 1, 1, 2, 1, 4, "zero_bubble", "none"},
+                       {8, 2, 1, 2, 2, 1, 3, "zero_bubble", "[norms, activations, up_projections]"},
+                       {6, 1, 1, 1, 3, 1, 4, "zero_bubble", "block"}}) {
+    for (const char* model :
+         {"layers: 4, heads: 4, kv_heads: 2", "layers: 4, bias: true, tie_embeddings: false"}) {
+      ParityCase c{.ep = r.ep, .tp = r.tp, .cp = r.cp, .accumulation = r.accumulation, .balance = "bias"};
+      c.recompute = r.recompute;
+      c.model = model;
+      c.pp = r.pp;
+      c.virtual_stages = r.virtual_stages;
+      c.schedule = r.schedule;
+      c.clip_norm = 0;  // clipping passes on the last bits of the norm
+      c.zero = 2;
+      expect_parity(c, r.world);
+      const ParityResult want = run_case(c, r.world);
+      c.zero = 3;
+      EXPECT_TRUE(same_bits(run_case(c, r.world), want)) << c.name(r.world);
+    }
+  }
+}
+
+TEST(Zero, DecodingAndEvaluationHaveTheBitsOfWholeWeights) {
+  struct Row {
+    int world, ep, tp, pp;
+  };
+  for (const Row& r : {Row{2, 1, 1, 1}, {3, 1, 1, 1}, {4, 2, 2, 1}, {4, 2, 1, 2}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      ParityCase c{.ep = r.ep, .tp = r.tp, .dtype = dtype, .model = "heads: 4, kv_heads: 2", .pp = r.pp};
+      const std::vector<double> want = decode_and_evaluate(c, r.world);
+      c.zero = 3;
+      EXPECT_EQ(decode_and_evaluate(c, r.world), want) << c.name(r.world);
+    }
   }
 }
 
@@ -153,7 +203,10 @@ TEST(Zero, CheckpointsOfAnyStageAndLayoutLoadUnderAnyOther) {
                                  {3, 1, 1, 2},
                                  {4, 2, 2, 1},
                                  {8, 4, 2, 2},
+                                 {4, 2, 1, 3},
                                  {2, 1, 2, 2},
+                                 {3, 1, 1, 3},
+                                 {4, 2, 2, 3},
                                  {4, 4, 1, 1},
                                  {2, 2, 1, 0}}) {
     auto [begin, end] = train(run, step, step + 1, path);
@@ -166,10 +219,57 @@ TEST(Zero, CheckpointsOfAnyStageAndLayoutLoadUnderAnyOther) {
 
 TEST(Zero, ARunThatChangesItsStageEndsWithTheBitsOfOneThatDoesNot) {
   const TemporaryFolder folder;
-  const State want = train({4, 2, 1, 0}, 0, 4, folder / "whole").second;
+  const State want = train({4, 2, 1, 0}, 0, 5, folder / "whole").second;
   train({4, 2, 1, 1}, 0, 2, folder / "parts");
   train({4, 2, 1, 2}, 2, 3, folder / "parts");
-  EXPECT_EQ(train({4, 2, 1, 0}, 3, 4, folder / "parts").second, want);
+  train({4, 2, 1, 3}, 3, 4, folder / "parts");
+  EXPECT_EQ(train({4, 2, 1, 0}, 4, 5, folder / "parts").second, want);
+}
+
+/// Bytes of values that are divided among ranks, in full.
+int64_t divided_bytes(const std::vector<Parameter*>& parameters) {
+  int64_t bytes = 0;
+  for (const Parameter* p : parameters) bytes += p->value_divided ? p->value.num_bytes() : 0;
+  return bytes;
+}
+int64_t gathered_bytes(const std::vector<Parameter*>& parameters) {
+  int64_t bytes = 0;
+  for (const Parameter* p : parameters)
+    bytes += p->value_divided && p->value.has_memory() ? p->value.num_bytes() : 0;
+  return bytes;
+}
+
+// The next one is gathered while a layer and its experts are in use.
+TEST(Zero, NoMoreThanAUnitAheadOfThoseInUseHasItsWeightsInFull) {
+  for (const char* recompute : {"none", "block"}) {
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      ParallelLayout layout;
+      layout.dp = layout.edp = 2;
+      const Mesh mesh(world, layout);
+      const ParityCase c{.recompute = recompute, .model = "layers: 7, tie_embeddings: false", .zero = 3};
+      TrainEngine engine(parity_engine(c), mesh);
+      const std::vector<Parameter*> all = engine.model().parameters();
+      EXPECT_EQ(gathered_bytes(all), 0);
+      int64_t most = 0, uses = 0, layer = 0, experts = 0, table = 0;
+      for (WeightUnit* unit : engine.model().weight_units()) {
+        int64_t& largest = unit->outer != nullptr ? experts : unit->forward_only ? table : layer;
+        largest = std::max(largest, divided_bytes(unit->parameters));
+        unit->on_begin = [&, begin = unit->on_begin](WeightUnit::Direction direction) {
+          begin(direction);
+          most = std::max(most, gathered_bytes(all));
+          uses++;
+        };
+      }
+      const std::vector<ModelBatch> batches = {parity_batch(0, 0, 2), parity_batch(0, 2, 4)};
+      EXPECT_TRUE(engine.step(batches, 1e-3).updated);
+      // Of each micro-batch: embedding and head once, the final norm, layers and experts twice.
+      EXPECT_EQ(uses, 2 * (2 + 2 + 2 * 7 + 2 * 6));
+      EXPECT_GT(most, experts);
+      EXPECT_LE(most, layer + experts + std::max(layer, table));
+      EXPECT_LT(most, divided_bytes(all) / 2);
+      EXPECT_EQ(gathered_bytes(all), 0) << "between steps";
+    });
+  }
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -212,11 +312,14 @@ TEST(Zero, MemoryFallsByWhatIsDivided) {
   for (const auto& [ranks, accumulation] : {std::pair<int, int64_t>{2, 1}, {2, 2}, {3, 1}}) {
     const Peak whole = peak_of(ranks, 0, accumulation);
     const double divided = whole.params * (ranks - 1);  // elements that others have now
-    const double state = whole.bytes - peak_of(ranks, 1, accumulation).bytes,
-                 gradients = whole.bytes - peak_of(ranks, 2, accumulation).bytes - state;
+    const double of_two = peak_of(ranks, 2, accumulation).bytes,
+                 state = whole.bytes - peak_of(ranks, 1, accumulation).bytes,
+                 gradients = whole.bytes - of_two - state,
+                 weights = of_two - peak_of(ranks, 3, accumulation).bytes;
     EXPECT_NEAR(state / (8 * divided), 1, 0.1) << ranks << " ranks";
-    // Less the buckets that exist at a time.
+    // Less the buckets that exist at a time, and of 40 layers the two or three whose weights do.
     EXPECT_GT(gradients, 0.7 * 4 * divided) << ranks << " ranks";
+    EXPECT_GT(weights, 0.8 * 4 * divided) << ranks << " ranks";
   }
 }
 

@@ -241,7 +241,8 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
       result.gradients[p->name] = gather_own(p->own_grad(), *p, *world);
   }
   for (const Parameter* p : engine.parameters())
-    result.state["weight/" + p->name] = gather_like(p->value, *p, *world);
+    result.state["weight/" + p->name] =
+        p->value_divided ? gather_own(p->own_value(), *p, *world) : gather_like(p->value, *p, *world);
   for (const Buffer* b : engine.model().buffers()) result.state["buffer/" + b->name] = to_doubles(b->value);
   engine.optimizer().visit_state([&](const std::string& name, Parameter& p, const Tensor& state) {
     result.state[name + "/" + p.name] = gather_own(state, p, *world);

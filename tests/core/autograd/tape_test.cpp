@@ -211,6 +211,26 @@ TEST(Tape, EachThreadHasItsOwnTape) {
   }
 }
 
+TEST(Tape, TellsWhenBackwardPassesAPlace) {
+  Weight w(2);
+  std::string passed;
+  const auto place = [&](const char* name) { Tape::on_backward([&passed, name] { passed += name; }); };
+  place("none ");
+  {
+    const NoGrad no_grad;
+    place("off ");
+    EXPECT_FALSE(Tape::recording());
+  }
+  Tape tape;
+  EXPECT_TRUE(Tape::recording());
+  place("first ");
+  const Tensor y = scale(w.tensor, 2);
+  place("second ");
+  EXPECT_EQ(passed, "");
+  tape.backward(y);
+  EXPECT_EQ(passed, "second first ");
+}
+
 TEST(Tape, ErrorsSayWhatIsWrong) {
   Weight w(2);
   Tape tape;

@@ -103,6 +103,30 @@ TEST(Tensor, ErrorsNameShapesAndTypes) {
             std::string::npos);
 }
 
+TEST(Tensor, MemoryThatIsReleasedIsMissedUntilThereIsOther) {
+  const DeviceRuntime& cpu = device_runtime(DeviceType::cpu);
+  const int64_t before = cpu.stats().current_bytes;
+  {
+    const Tensor t = Tensor::zeros({4, 16}, DType::f32), part = t.rows(1, 2);
+    EXPECT_EQ(cpu.stats().current_bytes - before, 256);
+    t.release_memory();
+    EXPECT_EQ(cpu.stats().current_bytes, before);
+    EXPECT_FALSE(part.has_memory());
+    EXPECT_EQ(part.view({2, 8}).shape(), Shape({2, 8}));
+    EXPECT_NE(error_of([&] { part.set_zero(); }).find("the memory of tensor [1, 16] is released"),
+              std::string::npos);
+    EXPECT_THROW(t.release_memory(), Error);
+    t.allocate_memory();
+    EXPECT_THROW(t.allocate_memory(), Error);
+    t.set_zero();
+    EXPECT_EQ(part.to_vector<float>(), std::vector<float>(16, 0));
+    t.release_memory();
+  }
+  EXPECT_EQ(cpu.stats().current_bytes, before);
+  float owned = 1;
+  EXPECT_THROW(Tensor::over(std::make_shared<int>(0), &owned, {1}, DType::f32).release_memory(), Error);
+}
+
 TEST(BFloat16, RoundsToNearestEvenAndKeepsSpecialValues) {
   const auto rounded = [](float v) { return static_cast<float>(BFloat16(v)); };
   EXPECT_EQ(rounded(1.0F), 1.0F);

@@ -181,7 +181,9 @@ TEST_F(Kills, OfARankEndTheJobUnderEveryLayoutWithItsName) {
       {"parallel.pp=2"},
       {"parallel.pp=2", "parallel.pipeline.schedule=zero_bubble"},
       {"parallel.cp=2", "parallel.context=ring"},
-      {"parallel.zero=2"}};
+      {"parallel.zero=2"},
+      {"parallel.zero=3"},
+      {"parallel.zero=3", "parallel.pp=2"}};
   two_at_a_time(static_cast<int>(layouts.size()), [&](int i) {
     const auto number = static_cast<size_t>(i);
     SCOPED_TRACE(layouts[number].back());
