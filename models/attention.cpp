@@ -24,6 +24,7 @@ AttentionLayer::AttentionLayer(const AttentionShape& shape, PositionEncoding& po
   }
   out_ = &add_parameter(context, "out.weight", Shape{D, G, queries * C}, Init::normal(shape.output_init_std),
                         ParamKind::matrix, Placement::nested(1, static_cast<int>(G), 2));
+  out_->column_dims = 2;
   if (shape.bias) out_bias_ = &add_parameter(context, "out.bias", Shape{D}, Init::zeros(), ParamKind::bias);
 }
 

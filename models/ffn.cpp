@@ -56,6 +56,7 @@ Ffn::Ffn(const FfnShape& shape, const Choice& activation, const TokenSplit& spli
   const Placement cut = Placement::tensor(gated ? 1 : 0);
   w1_ = &add_parameter(context, "w1", gated ? Shape{2, F, D} : Shape{F, D}, Init::normal(shape.init_std),
                        ParamKind::matrix, cut);
+  w1_->stacked_dims = gated ? 1 : 0;
   if (shape.bias) {
     b1_ = &add_parameter(context, "b1", gated ? Shape{2, F} : Shape{F}, Init::zeros(), ParamKind::bias, cut);
   }

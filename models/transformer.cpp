@@ -134,7 +134,7 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
     add_module(*final_norm_);
   }
   if (!options.tie_embeddings)
-    head_ = &add_parameter(end, "head.weight", table, Init::normal(options.init.std), ParamKind::matrix,
+    head_ = &add_parameter(end, "head.weight", table, Init::normal(options.init.std), ParamKind::head,
                            Placement::tensor(0));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
   make_weight_units();

@@ -15,12 +15,13 @@ void Optimizer::step(double learning_rate, double grad_scale) {
   Cost cost;
   for (size_t i = 0; i < parameters_.size(); i++) {
     const Parameter& p = *parameters_[i];
-    const PackedWeight packed = p.piece ? PackedWeight{} : p.leaf.packed;
+    const PackedWeight packed = packs(i) ? p.leaf.packed : PackedWeight{};
     const Tensor value = p.own_value();
     const int64_t n = value.numel();
     // Value and state are read and written, the gradient is read, bf16 copies are written.
     const double state = static_cast<double>(state_bytes_per_element()) / 4;
     cost.bytes += (3 + 2 * state) * bytes_of(value) + bytes_of(packed.forward, packed.backward);
+    if (updates_whole(i)) continue;
     if (value.device().type != DeviceType::cpu) {
       if (n > 0) blocks_.push_back({i, 0, n});
     } else if (packed.forward) {
@@ -36,7 +37,16 @@ void Optimizer::step(double learning_rate, double grad_scale) {
   std::optional<ProfileCall> call;
   if (Profiler* profiler = Profiler::active(); profiler != nullptr)
     call.emplace(*profiler, "optimizer update", cost);
+  for (size_t i = 0; i < parameters_.size(); i++) {
+    if (updates_whole(i)) update_whole(i, learning_rate, grad_scale);
+  }
   update_blocks(learning_rate, grad_scale);
+}
+
+/// Whether the bf16 copies of a parameter are made while its new values are in the cache.
+bool Optimizer::packs(size_t index) const {
+  const Parameter& p = *parameters_[index];
+  return p.leaf.packed.forward && !p.piece && !updates_whole(index);
 }
 
 void Optimizer::update_blocks(double learning_rate, double grad_scale) {
@@ -44,7 +54,7 @@ void Optimizer::update_blocks(double learning_rate, double grad_scale) {
     const Block& block = blocks_[static_cast<size_t>(task)];
     update(block, learning_rate, grad_scale);
     const Parameter& p = *parameters_[block.index];
-    if (!p.leaf.packed.forward || p.piece) return;
+    if (!packs(block.index)) return;
     const int64_t width = p.leaf.packed.shape[-1];
     pack_rows(p.value.device(), p.value, p.leaf.packed, block.begin / width, block.end / width);
   };
@@ -54,7 +64,7 @@ void Optimizer::update_blocks(double learning_rate, double grad_scale) {
   } else {
     parallel_tasks(std::ssize(blocks_), one);
   }
-  for (Parameter* p : parameters_) p->leaf.packed_fresh = p->leaf.packed.forward && !p->piece;
+  for (size_t i = 0; i < parameters_.size(); i++) parameters_[i]->leaf.packed_fresh = packs(i);
 }
 
 void DecayRule::fields(FieldVisitor& v) {
@@ -67,6 +77,7 @@ double DecayRule::of(const Parameter& parameter) const {
   switch (parameter.kind) {
     case ParamKind::matrix:
     case ParamKind::router:
+    case ParamKind::head:
       return weight_decay;
     case ParamKind::embedding:
       return decay_embeddings ? weight_decay : 0;

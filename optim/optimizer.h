@@ -45,10 +45,15 @@ class Optimizer {
   };
   /// Updates one block and its state, on the calling thread; blocks of the cpu are updated at the same time.
   virtual void update(const Block& block, double learning_rate, double grad_scale) = 0;
+  /// Whether parameter `index` is updated by update_whole instead of block by block.
+  virtual bool updates_whole(size_t /*index*/) const { return false; }
+  /// Updates all of the parameter and its state, with all threads; one after the other.
+  virtual void update_whole(size_t /*index*/, double /*learning_rate*/, double /*grad_scale*/) {}
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
  private:
   void update_blocks(double learning_rate, double grad_scale);
+  bool packs(size_t index) const;
 
   std::vector<Parameter*> parameters_;
   std::vector<Block> blocks_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "parallel/collective_failpoint.h"
+
 namespace shoal {
 
 namespace {
@@ -55,6 +57,7 @@ Work CheckedCommunicator::dispatch(CollectiveCall call) {
   if (size_ > 1) {
     const CollectiveId id = next_id(call);
     const ProfileCall span(id, /*waits=*/false);
+    const CollectivePoint point(name_, call.signature);
     Work work = start(std::move(call));
     work.set_collective(id);
     return work;

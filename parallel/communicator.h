@@ -28,6 +28,9 @@ class Communicator {
   virtual const std::string& name() const = 0;
   /// Whether calls take tensors of this device: the cpu's always.
   virtual bool carries(Device device) const { return device.type == DeviceType::cpu; }
+  /// Whether calls on tensors of this device only take their places in its streams: the host waits neither at
+  /// their start nor at their end. The same on all ranks.
+  virtual bool queues(Device /*device*/) const { return false; }
 
   /// In place; f32, f64, bf16 (summed in f32), i32, i64, u8. An empty tensor is legal.
   virtual Work all_reduce(const Tensor& inout, ReduceOp op) = 0;

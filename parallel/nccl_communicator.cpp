@@ -229,6 +229,12 @@ void NcclCall::all_to_all() {
   if (!messages.empty()) exchange(messages);
 }
 
+/// What the group's stream may still read or write is not used again before it is done.
+void keep_in_use(const CollectiveCall& call, const NcclGroup& group) {
+  call.in.used_on(group.stream());
+  call.out.used_on(group.stream());
+}
+
 /// Keeps the tensors until the stream in which they were given is behind the call: then their memory may be
 /// given to work that comes later in that stream. Where another one waits, they are in use for longer.
 struct NcclWork final : Work::Impl {
@@ -240,16 +246,12 @@ struct NcclWork final : Work::Impl {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
   ~NcclWork() override {
-    if (!ordered) keep_in_use();
+    if (!ordered) keep_in_use(call, *group);
   }
   void wait() override {
     const Stream waiting = current_stream(group->device());
     end.wait(waiting);
     ordered = waiting.handle == stream.handle;
-  }
-  void keep_in_use() const {
-    call.in.used_on(group->stream());
-    call.out.used_on(group->stream());
   }
   std::shared_ptr<NcclGroup> group;
   Event end;
@@ -265,9 +267,8 @@ class NcclCommunicator final : public CheckedCommunicator {
         host_(std::move(host)),
         group_(std::move(group)) {}
 
-  bool carries(Device device) const override {
-    return device.type == DeviceType::cpu || device == group_->device();
-  }
+  bool carries(Device device) const override { return device.type == DeviceType::cpu || queues(device); }
+  bool queues(Device device) const override { return device == group_->device(); }
   void barrier() override { host_->barrier(); }
   Tensor shared_zeros(const Shape& shape, DType dtype, Device device) override {
     return host_->shared_zeros(shape, dtype, device);
@@ -303,11 +304,14 @@ Work NcclCommunicator::start(CollectiveCall call) {
   Event ready, end;
   ready.record(current_stream(group_->device()));
   ready.wait(group_->stream());
-  {
+  try {
     const StreamScope scope(group_->stream());  // of kernels, copies and scratch memory
     NcclCall(*group_, call, rank(), size()).issue();
+    end.record(group_->stream());
+  } catch (...) {
+    keep_in_use(call, *group_);
+    throw;
   }
-  end.record(group_->stream());
   group_->end();
   return Work(std::make_unique<NcclWork>(group_, std::move(end), std::move(call)));
 }

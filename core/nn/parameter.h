@@ -21,14 +21,18 @@ struct Init {
   static Init normal(double stddev) { return {Kind::normal, stddev}; }
 };
 
-/// What a parameter is; decides weight decay (matrices only, by default) and how it is counted.
-enum class ParamKind { matrix, norm, bias, embedding, router };
+/// What a parameter is; decides weight decay (matrices, routers and the head, by default), the update rule of
+/// some optimizers, and how it is counted.
+enum class ParamKind { matrix, norm, bias, embedding, router, head };
 
 struct Parameter {
   std::string name;  // dotted, unique in the model: "layers.3.attention.qkv.weight"
   Shape global_shape;
   Placement placement;
   ParamKind kind = ParamKind::matrix;
+  /// Of a matrix, for optimizers that see it as one: so many first dimensions are a stack of matrices, so
+  /// many last ones their columns.
+  int stacked_dims = 0, column_dims = 1;
   Tensor value;  // this rank's shard; value.grad_ref.leaf == &leaf
   Leaf leaf;
   /// Where set: `value` has no memory yet; this gives it some, with the initial values (BuildContext).

@@ -20,6 +20,15 @@ Tensor cast(const Tensor& x, DType dtype);
 inline constinit Kernel<void(const Tensor& x, const Tensor& y, const Tensor& out)> add_fwd("add_fwd");
 inline constinit Kernel<void(const Tensor& x, const Tensor& y, const Tensor& out)> mul_fwd("mul_fwd");
 inline constinit Kernel<void(const Tensor& x, double factor, const Tensor& out)> scale_fwd("scale_fwd");
+/// out = a x + b y; out may be x or y. f32 or f64.
+inline constinit Kernel<void(double a, const Tensor& x, double b, const Tensor& y, const Tensor& out)> axpby(
+    "axpby", [](double, const Tensor& x, double, const Tensor& y, const Tensor& out) {
+      return Cost{.bytes = bytes_of(x, y, out)};
+    });
+/// out[r] = 1 / (the root of the sum of squares of row r + eps), summed in double in a fixed order; 0 for a
+/// row of zeros when eps is 0. f32 or f64.
+inline constinit Kernel<void(const Tensor& x_RN, double eps, const Tensor& out_R)> inverse_row_norms(
+    "inverse_row_norms", [](const Tensor& x, double, const Tensor&) { return Cost{.bytes = bytes_of(x)}; });
 inline constinit Kernel<void(const Tensor& x, const Tensor& out)> sigmoid_fwd("sigmoid_fwd");
 inline constinit Kernel<void(const Tensor& dy, const Tensor& y, const Tensor& dx)> sigmoid_bwd("sigmoid_bwd");
 inline constinit Kernel<void(const Tensor& x, const Tensor& scale, const Tensor& out)> scale_rows_fwd(

@@ -73,12 +73,14 @@ Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activ
   const Placement up = Placement::expert(gated ? 2 : 1), down = Placement::expert(2);
   w1_ = &add_parameter(context, "w1", gated ? Shape{E, 2, F, D} : Shape{E, F, D},
                        Init::normal(shape.init_std), ParamKind::matrix, up);
+  w1_->stacked_dims = gated ? 2 : 1;
   if (shape.bias) {
     b1_ = &add_parameter(context, "b1", gated ? Shape{E, 2, F} : Shape{E, F}, Init::zeros(), ParamKind::bias,
                          up);
   }
   w2_ = &add_parameter(context, "w2", Shape{E, D, F}, Init::normal(shape.output_init_std), ParamKind::matrix,
                        down);
+  w2_->stacked_dims = 1;
   if (shape.bias)
     b2_ = &add_parameter(context, "b2", Shape{E, D}, Init::zeros(), ParamKind::bias, Placement::expert());
   unit_.parameters = parameters();

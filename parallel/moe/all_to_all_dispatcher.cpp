@@ -102,9 +102,8 @@ class AllToAllDispatcher final : public Dispatcher {
 
   Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK, int64_t rows_each) override {
     auto plan = std::make_shared<AllToAllPlan>();
-    plan->sorted = sort(expert_ids_TK, rows_each, {});
+    Counts counts = sort(expert_ids_TK, rows_each, {}, plan->sorted);
     plan->send_rows = rows_per_rank(plan->sorted.counts_E, group_->size());
-    Counts counts = send_counts(plan->sorted.counts_E);
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
     count_rows(plan->send_rows, x_ND);
     plan->arrival = arrival_of(0, counts.wait(), num_local(), x_TD.device(), rows_each);
@@ -136,8 +135,8 @@ class AllToAllDispatcher final : public Dispatcher {
                                                   int64_t rows_each) override {
     if (num_parts_ == 1) return nullptr;
     const Device device = x_TD.device();
-    SortedAssignments sorted = sort(expert_ids_TK, rows_each, place_on(device));
-    Counts counts = send_counts(sorted.counts_E);
+    SortedAssignments sorted;
+    Counts counts = sort(expert_ids_TK, rows_each, place_on(device), sorted);
     const Tensor x_ND = gather_rows(x_TD, sorted.row_N, sorted.slots_TK);
     const std::span<const int64_t> arriving = counts.wait();
     std::vector<AllToAllParts::Part> parts;
@@ -167,7 +166,7 @@ class AllToAllDispatcher final : public Dispatcher {
   }
   /// The counts that travel while rows are being put in order.
   struct Counts {
-    Tensor sent, arriving;
+    Tensor sent, arriving;  // of the host
     Work work;
     std::span<const int64_t> wait() {
       work.wait();
@@ -182,10 +181,35 @@ class AllToAllDispatcher final : public Dispatcher {
     return shard_range(num_experts, {static_cast<int>(part), static_cast<int>(num_parts_)});
   }
 
-  SortedAssignments sort(const Tensor& expert_ids_TK, int64_t rows_each, const Tensor& place_E) const {
-    return rows_each == kAsNeeded ? sort_assignments(expert_ids_TK, num_experts_, place_E)
-                                  : sort_padded(expert_ids_TK, num_experts_, rows_each, place_E);
+  /// Starts the exchange of the sorted assignments' counts.
+  Counts sort(const Tensor& expert_ids_TK, int64_t rows_each, const Tensor& place_E,
+              SortedAssignments& sorted) {
+    if (rows_each != kAsNeeded) {
+      sorted = sort_padded(expert_ids_TK, num_experts_, rows_each, place_E);
+    } else if (group_->queues(expert_ids_TK.device())) {
+      return sort_on_device(expert_ids_TK, place_E, sorted);
+    } else {
+      sorted = sort_assignments(expert_ids_TK, num_experts_, place_E);
+    }
+    return send_counts(Tensor::from(sorted.counts_E, {num_experts_}),
+                       Tensor::empty({num_arriving()}, DType::i64));
   }
+  /// The counts travel between the devices, and the host reads its own and those of others at once.
+  Counts sort_on_device(const Tensor& expert_ids_TK, const Tensor& place_E, SortedAssignments& sorted) {
+    const int64_t own = num_experts_, all = own + num_arriving();
+    const Tensor counts = Tensor::empty({all}, DType::i64, expert_ids_TK.device());
+    const SortAssignments started = start_sort(expert_ids_TK, counts.rows(0, own), place_E);
+    send_counts(counts.rows(0, own), counts.rows(own, all)).work.wait();
+    const Tensor on_host = counts.to({});
+    const int64_t* first = on_host.data<int64_t>();
+    sorted = finish_sort(started, {first, first + own});
+    return {{}, on_host.rows(own, all), {}};
+  }
+  Counts send_counts(const Tensor& sent, const Tensor& arriving) {
+    const std::vector<int64_t> from_each(static_cast<size_t>(group_->size()), num_local());
+    return {sent, arriving, group_->all_to_all(sent, arriving, experts_per_rank_, from_each)};
+  }
+  int64_t num_arriving() const { return group_->size() * num_local(); }
   /// Rows for the experts of a part, of each rank.
   std::vector<int64_t> sent_rows(std::span<const int64_t> counts_E, int64_t part) const {
     std::vector<int64_t> rows;
@@ -195,14 +219,6 @@ class AllToAllDispatcher final : public Dispatcher {
       rows.push_back(std::accumulate(first + experts.begin, first + experts.end, int64_t{0}));
     }
     return rows;
-  }
-  Counts send_counts(const std::vector<int64_t>& counts_E) {
-    const int64_t ranks = group_->size();
-    Counts counts{
-        Tensor::from(counts_E, {num_experts_}), Tensor::empty({ranks * num_local()}, DType::i64), {}};
-    const std::vector<int64_t> local_per_rank(static_cast<size_t>(ranks), num_local());
-    counts.work = group_->all_to_all(counts.sent, counts.arriving, experts_per_rank_, local_per_rank);
-    return counts;
   }
   /// Padded counts are mostly those of the dispatch before, and so is the order.
   ArrivalOrder arrival_of(int64_t part, std::span<const int64_t> counts, int64_t num_experts, Device device,

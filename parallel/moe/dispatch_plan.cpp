@@ -3,23 +3,26 @@
 #include <numeric>
 
 #include "core/nn/placement.h"
-#include "core/ops/assignments.h"
 
 namespace shoal {
 
 namespace {
 
-/// rows_each: as for the kernel, 0: one row for each assignment.
+/// rows_each: as for the kernel, 0: one row for each assignment. counts_E: undefined for a tensor of its own.
 SortAssignments sort_on_device(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,
-                               const Tensor& place_E) {
+                               const Tensor& place_E, const Tensor& counts_E = {}) {
   SHOAL_CHECK(expert_ids_TK.dtype() == DType::i32 && expert_ids_TK.dims() == 2,
               "dispatch: expected expert_ids_TK i32 [T, K], got ", expert_ids_TK.dtype(), ' ',
               expert_ids_TK.shape());
   const Device device = expert_ids_TK.device();
   const int64_t num_rows = rows_each > 0 ? num_experts * rows_each : expert_ids_TK.numel();
   const auto empty = [&](const Shape& shape) { return Tensor::empty(shape, DType::i64, device); };
-  const SortAssignments sort{expert_ids_TK,     empty({num_experts}), empty(expert_ids_TK.shape()),
-                             empty({num_rows}), empty({num_rows}),    place_E,
+  const SortAssignments sort{expert_ids_TK,
+                             counts_E.defined() ? counts_E : empty({num_experts}),
+                             empty(expert_ids_TK.shape()),
+                             empty({num_rows}),
+                             empty({num_rows}),
+                             place_E,
                              rows_each};
   sort_assignments_fwd(device, sort);
   return sort;
@@ -27,19 +30,27 @@ SortAssignments sort_on_device(const Tensor& expert_ids_TK, int64_t num_experts,
 
 }  // namespace
 
-SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts, const Tensor& place_E) {
-  const SortAssignments sort = sort_on_device(expert_ids_TK, num_experts, 0, place_E);
+SortAssignments start_sort(const Tensor& expert_ids_TK, const Tensor& counts_E, const Tensor& place_E) {
+  return sort_on_device(expert_ids_TK, counts_E.numel(), 0, place_E, counts_E);
+}
+
+SortedAssignments finish_sort(const SortAssignments& sort, std::vector<int64_t> counts_E) {
   SortedAssignments sorted;
-  sorted.counts_E = sort.counts_E.to_vector<int64_t>();
+  sorted.counts_E = std::move(counts_E);
   const int64_t num_rows = std::accumulate(sorted.counts_E.begin(), sorted.counts_E.end(), int64_t{0});
   sorted.row_N = sort.row_N.rows(0, num_rows);
   sorted.choice_N = sort.choice_N.rows(0, num_rows);
   sorted.slots_TK = sort.slots_TK;
-  if (num_rows < expert_ids_TK.numel() / 2) {  // most are dropped: do not keep room for them
+  if (num_rows < sort.ids_TK.numel() / 2) {  // most are dropped: do not keep room for them
     sorted.row_N = sorted.row_N.clone();
     sorted.choice_N = sorted.choice_N.clone();
   }
   return sorted;
+}
+
+SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts, const Tensor& place_E) {
+  const SortAssignments sort = sort_on_device(expert_ids_TK, num_experts, 0, place_E);
+  return finish_sort(sort, sort.counts_E.to_vector<int64_t>());
 }
 
 SortedAssignments sort_padded(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/ops/assignments.h"
 #include "core/tensor/tensor.h"
 
 namespace shoal {
@@ -39,6 +40,10 @@ struct SortedAssignments {
 /// the counts, for the sizes of what is sent and for the experts' products.
 SortedAssignments sort_assignments(const Tensor& expert_ids_TK, int64_t num_experts,
                                    const Tensor& place_E = {});
+/// The same in two steps, without waiting: counts_E [E], i64 on the device of the ids, is written, for
+/// whoever reads it together with something else and then finishes.
+SortAssignments start_sort(const Tensor& expert_ids_TK, const Tensor& counts_E, const Tensor& place_E);
+SortedAssignments finish_sort(const SortAssignments& sort, std::vector<int64_t> counts_E);
 /// The same with exactly rows_each rows for each expert, of which those without an assignment have token and
 /// choice -1; an expert must not have more assignments. Does not wait.
 SortedAssignments sort_padded(const Tensor& expert_ids_TK, int64_t num_experts, int64_t rows_each,

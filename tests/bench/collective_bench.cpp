@@ -2,12 +2,15 @@
 //   mpirun -n 2 build/tests/bench/collective_bench
 // GB/s: bytes of the tensor that a rank gives (all_to_all: with the rows for itself), divided by the time of
 // one call, median of rounds (and the best one). The tensors are touched before; every rank has the same
-// sizes.
+// sizes. The last column is the time in which every rank copies as many bytes by memcpy, divided by that of a
+// call over shared memory.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -42,6 +45,10 @@ Tensor filled(int64_t count) {
 
 std::vector<Case> cases() {
   return {
+      {"memcpy", false,
+       [](Communicator&, const Buffers& b, int64_t n) {
+         std::memcpy(b.out.bytes(), b.in.bytes(), static_cast<size_t>(n) * sizeof(float));
+       }},
       {"all_reduce", false,
        [](Communicator& g, const Buffers& b, int64_t n) {
          g.all_reduce(b.in.flat(0, n), ReduceOp::sum).wait();
@@ -80,6 +87,11 @@ double time_calls(const Case& one, const Group& group, int64_t count, int repeat
   return total / repeats;
 }
 
+double median_of(std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  return us[us.size() / 2];
+}
+
 std::string figures(std::vector<double> us, int64_t bytes) {
   std::sort(us.begin(), us.end());
   const auto rate = [&](double time) { return static_cast<double>(bytes) / time * 1e-3; };
@@ -97,8 +109,12 @@ void measure(const Case& one, const std::vector<Group>& groups, int64_t bytes) {
     }
   }
   if (groups[0].communicator->rank() != 0) return;
+  static std::map<int64_t, double> copy_us;  // by bytes; the first case
+  const double us = median_of(times.back());
+  copy_us.try_emplace(bytes, us);
   std::string line = fmt::format("{:<18}{:>10}", one.name, bytes);
   for (const auto& values : times) line += figures(values, bytes);
+  line += fmt::format("{:>8.2f}", copy_us.at(bytes) / us);
   fmt::print("{}\n", line);
   std::fflush(stdout);
 }
@@ -113,7 +129,8 @@ int run(const std::shared_ptr<Communicator>& world) {
     groups.push_back(
         {communicator, {in, out, communicator->shared_zeros({kLargest / 4}, DType::f32, Device{})}});
   if (world->rank() == 0)
-    fmt::print("{} ranks{:<10}{:>10}{:>34}{:>34}\n", world->size(), "", "bytes", "MPI", "shared memory");
+    fmt::print("{} ranks{:<10}{:>10}{:>34}{:>34}{:>8}\n", world->size(), "", "bytes", "MPI", "shared memory",
+               "memcpy");
   for (const Case& one : cases()) {
     const bool sized = std::string(one.name) != "barrier";
     for (int64_t bytes = 256; bytes <= (sized ? kLargest : 256); bytes *= 4) measure(one, groups, bytes);

@@ -4,6 +4,7 @@
 #include "core/tensor/stream.h"
 #include "parallel/device_world.h"
 #include "parallel/staged_communicator.h"
+#include "tests/cuda/standin/nccl.h"
 #include "tests/cuda/standin/streams.h"
 #include "tests/parallel/communicator_suite.h"
 #include "tests/parallel/moe/dispatcher_suite.h"
@@ -84,6 +85,40 @@ TEST(CudaDispatcher, PartsHaveTheBitsOfTheWholeWheneverStreamsRun) {
       });
     }
   }
+  standin::set_options({});
+}
+
+// The host knows padded counts, and sends them itself.
+TEST(CudaDispatcher, CountsTravelBetweenTheDevicesAndAreReadOnce) {
+  standin::set_options({standin::Policy::random, 0, 1});
+  std::array<size_t, 2> calls{};
+  std::array<uint64_t, 2> waits{};
+  for (const bool padded : {false, true}) {
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& host) {
+      const StreamScope own_stream(make_stream(kCuda));
+      const auto group = device_world(host, kCuda);
+      EXPECT_TRUE(group->queues(kCuda));
+      EXPECT_FALSE(group->queues({}) || stage_device_tensors(host)->queues(kCuda));
+      auto dispatcher =
+          DispatcherRegistry::make(Choice{"all_to_all", nullptr}, DispatcherContext{group.get(), 4, {}});
+      const Tensor ids = Tensor::from(std::vector<int32_t>{0, 3, 1, 2}, {2, 2}, kCuda);
+      const Tensor x = Tensor::zeros({2, 8}, DType::f32, kCuda);
+      device_runtime(kCuda.type).synchronize();
+      if (host->rank() == 0) standin::clear_nccl_log();
+      host->barrier();
+      const uint64_t before = standin::counts().host_waits;
+      dispatcher->dispatch(x, ids, padded ? 1 : Dispatcher::kAsNeeded).wait();
+      if (host->rank() == 0) waits[padded ? 1 : 0] = standin::counts().host_waits - before;
+      device_runtime(kCuda.type).synchronize();
+      host->barrier();
+      if (host->rank() == 0) calls[padded ? 1 : 0] = standin::nccl_log_size();
+      host->barrier();
+    });
+    EXPECT_EQ(standin::nccl_log_problem(), "");
+  }
+  EXPECT_GT(calls[0], calls[1]);
+  EXPECT_EQ(waits[0], 1U);
+  EXPECT_EQ(waits[1], 0U);
   standin::set_options({});
 }
 #endif

@@ -30,6 +30,25 @@ TEST(CudaElementwise, MapsAreThoseOfTheCpu) {
   }
 }
 
+TEST(CudaElementwise, WeightedSumsAndNormsOfRowsAreThoseOfTheCpu) {
+  const NarrowLaunches narrow;
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    for (const Shape& shape : {Shape{4, 0}, {3, 7}, {2, 3001}, {5, 8192}, {0, 4}}) {
+      expect_like_cpu({normal(shape, 1), normal(shape, 2)}, dtype, [](const Tensors& in) {
+        const Tensor &x = in[0], &y = in[1];
+        const Tensor out = Tensor::empty_like(x), own = x.clone();
+        axpby(x.device(), 0.7, x, -1.3, y, out);
+        axpby(x.device(), -2, own, 0.5, y, own);
+        const Tensor norms = Tensor::empty({x.size(0)}, x.dtype(), x.device()),
+                     exact = Tensor::empty_like(norms);
+        inverse_row_norms(x.device(), x, 0.1, norms);
+        inverse_row_norms(x.device(), x, 0, exact);
+        return Tensors{out, own, norms, exact};
+      });
+    }
+  }
+}
+
 // One rounding each: not only close.
 TEST(CudaElementwise, SumsProductsAndCastsHaveTheBitsOfTheCpu) {
   const NarrowLaunches narrow;

@@ -97,6 +97,20 @@ TEST_F(CudaEngine, RecomputationAndOtherModelsTrainAsOnTheCpu) {
   }
 }
 
+TEST_F(CudaEngine, MuonTrainsAsOnTheCpu) {
+  const ParityCase c{.dispatcher = "local",
+                     .balance = "bias",
+                     .model = "",
+                     .optimizer = parity_choice<OptimizerRegistry>("muon", "{eps: 1e-3}")};
+  ParityCase spread = c;
+  spread.ep = 2;
+  spread.dispatcher = "all_to_all";
+  standin::set_options({Policy::lazy, 0, 1});
+  const ParityResult want = run_on(kCpu, c);
+  EXPECT_TRUE(same_result(run_on(kCuda, c), want, 1e-11));
+  EXPECT_TRUE(same_result(run_on(kCuda, spread, 2), want, 1e-11));
+}
+
 TEST_F(CudaEngine, TheOrderInWhichTheDeviceWorksChangesNoBit) {
   const ParityCase c{.balance = "bias", .dtype = DType::f32, .model = ""};
   const ParityResult eager = run_on(kCuda, c);

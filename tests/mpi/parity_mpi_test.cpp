@@ -1,35 +1,21 @@
 // The parity table with ranks that are processes: every layout of the same global batch against one rank, and
 // against ranks as threads bit for bit. See tests/parity for the table with threads.
 #include "tests/mpi/mpi_world.h"
-#include "tests/support/parity.h"
+#include "tests/parity/expect_parity.h"
 
 namespace shoal::testing {
 namespace {
 
-const ParityResult& one_rank_result(ParityCase c) {
+const ParityResult& one_rank_result(const ParityCase& c) {
   static std::map<std::string, ParityResult> results;
-  c.ep = 1;
-  c.tp = 1;
-  c.pp = 1;
-  c.virtual_stages = 1;
-  c.schedule = "1f1b";
-  c.cp = 1;
-  c.context = ContextKind::all_gather;
-  c.etp = 1;
-  c.ranks_per_node = 0;
-  c.accumulation = 1;
-  c.dispatcher = "local";
-  c.empty_ranks = false;
-  c.recompute = "none";
-  c.zero = 0;
-  const std::string key = c.name(1) + c.model;
-  if (!results.contains(key)) results[key] = run_parity(c, make_single_communicator());
+  const ParityCase one = one_rank(c);
+  const std::string key = one.name(1) + one.model;
+  if (!results.contains(key)) results[key] = run_parity(one, make_single_communicator());
   return results[key];
 }
 
 void expect_parity(const ParityCase& c) {
-  const double tolerance = c.dtype == DType::f64 ? 1e-11 : 1e-5;
-  EXPECT_TRUE(same_result(run_parity(c, mpi_world()), one_rank_result(c), tolerance))
+  EXPECT_TRUE(same_result(run_parity(c, mpi_world()), one_rank_result(c), tolerance_of(c.dtype)))
       << c.name(mpi_world()->size());
 }
 

@@ -67,6 +67,24 @@ TEST(Parity, LayoutsOfEveryDeviceGiveTheResultOfOneRank) {
   for (const LayoutCase& layout : layouts_of_every_device()) expect_parity(layout.run, layout.world);
 }
 
+TEST(Parity, MuonUpdatesWholeMatricesOnEveryLayoutThatHasThem) {
+  const Choice muon = parity_choice<OptimizerRegistry>("muon", "{eps: 1e-3}");
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const auto& [world, ep, cp, pp] :
+         {std::tuple{2, 2, 1, 1}, {3, 3, 1, 1}, {4, 2, 2, 1}, {4, 2, 1, 2}}) {
+      expect_parity({.ep = ep,
+                     .cp = cp,
+                     .accumulation = 2,
+                     .balance = "bias",
+                     .dtype = dtype,
+                     .model = "moe: {num_experts: 9, top_k: 2, hidden: 8, first_dense: 1, shared_experts: 1}",
+                     .pp = pp,
+                     .optimizer = muon},
+                    world);
+    }
+  }
+}
+
 TEST(Parity, TensorParallelRanksShareKeyValueHeads) {
   for (const char* model :
        {"heads: 4, kv_heads: 1, bias: true", "heads: 8, kv_heads: 2, head_size: 4, position: alibi",

@@ -1,34 +1,17 @@
 // The generated parity table (covering_set.h): each row against one rank.
 #include <set>
 
-#include "tests/parity/covering_set.h"
+#include "tests/parity/generated_table.h"
 
 namespace shoal::testing {
 namespace {
 
-constexpr size_t kRows = 160;
 constexpr int kParts = 8;  // tests, so that a run can be cut
-
-const std::vector<TableRow>& layouts_of(int world) {
-  static const std::map<int, std::vector<TableRow>> all = {
-      {2, legal_layouts(2)}, {4, legal_layouts(4)}, {8, legal_layouts(8)}};
-  return all.at(world);
-}
-
-const CoveringSet& table() {
-  static const CoveringSet set = [] {
-    std::vector<TableRow> layouts;
-    for (const int world : {2, 4, 8})
-      layouts.insert(layouts.end(), layouts_of(world).begin(), layouts_of(world).end());
-    return CoveringSet(std::move(layouts), kRows);
-  }();
-  return set;
-}
 
 class GeneratedTable : public ::testing::TestWithParam<int> {};
 
 TEST_P(GeneratedTable, GivesTheResultOfOneRank) {
-  const std::vector<TableRow>& rows = table().rows();
+  const std::vector<TableRow>& rows = generated_table().rows();
   for (size_t i = static_cast<size_t>(GetParam()); i < rows.size(); i += kParts)
     expect_parity(table_case(rows[i]), rows[i][kWorld]);
 }
@@ -38,7 +21,7 @@ INSTANTIATE_TEST_SUITE_P(Parity, GeneratedTable, ::testing::Range(0, kParts),
 
 TEST(ParityTable, HasEveryPairOfSettingsOfItsLegalLayouts) {
   PairSet covered;
-  for (const TableRow& row : table().rows()) {
+  for (const TableRow& row : generated_table().rows()) {
     ASSERT_TRUE(is_legal(row));
     for (int i = 0; i < kFactors; i++)
       for (int j = i + 1; j < kFactors; j++)
@@ -61,8 +44,8 @@ TEST(ParityTable, HasEveryPairOfSettingsOfItsLegalLayouts) {
     }
   }
   for (const Factor axis : {kTp, kCp, kPp, kEtp, kEp}) EXPECT_TRUE(degrees.contains({axis, 4})) << axis;
-  EXPECT_GE(table().rows().size(), 150U);
-  std::printf("  %zu rows for %zu legal layouts\n", table().rows().size(), layouts);
+  EXPECT_GE(generated_table().rows().size(), 150U);
+  std::printf("  %zu rows for %zu legal layouts\n", generated_table().rows().size(), layouts);
 }
 
 }  // namespace

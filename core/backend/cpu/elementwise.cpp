@@ -1,6 +1,8 @@
 // CPU kernels of core/ops/elementwise.h and core/autograd/accumulate.h.
 #include "core/ops/elementwise.h"
 
+#include <cmath>
+
 #include "core/autograd/accumulate.h"
 #include "core/backend/cpu/blocks.h"
 #include "core/backend/cpu/isa.h"
@@ -45,6 +47,13 @@ void scale_impl(const Tensor& x, double factor, const Tensor& out) {
   dispatch_storage(x.dtype(), "scale", [&]<class T>() {
     const auto c = static_cast<Compute<T>>(factor);
     map1(x.data<T>(), out.data<T>(), x.numel(), [c](auto a) { return a * c; });
+  });
+}
+
+void axpby_impl(double a, const Tensor& x, double b, const Tensor& y, const Tensor& out) {
+  dispatch_float(x.dtype(), "axpby", [&]<class T>() {
+    const T ca = static_cast<T>(a), cb = static_cast<T>(b);
+    map2(x.data<T>(), y.data<T>(), out.data<T>(), x.numel(), [=](T u, T v) { return ca * u + cb * v; });
   });
 }
 
@@ -154,6 +163,19 @@ void add_squares_impl(const Tensor& x, const Tensor& sum) {
   });
 }
 
+void inverse_row_norms_impl(const Tensor& x, double eps, const Tensor& out) {
+  dispatch_float(x.dtype(), "inverse_row_norms", [&]<class T>() {
+    const int64_t width = x.row_size();
+    for (int64_t r = 0; r < x.num_rows(); r++) {
+      const T* row = x.data<T>() + r * width;
+      const double squares =
+          cpu::ordered_sum<double>(width, [=](int64_t b, int64_t e) { return squares_range(row, b, e); });
+      const double norm = std::sqrt(squares) + eps;
+      out.data<T>()[r] = static_cast<T>(norm == 0 ? 0 : 1 / norm);
+    }
+  });
+}
+
 // x - x is 0 for a finite x and NaN otherwise.
 template <class T>
 int64_t not_finite_range(const T* x, int64_t begin, int64_t end) {
@@ -230,6 +252,8 @@ const bool added[] = {
     sum_fwd.add(DeviceType::cpu, &sum_impl, kIsaLevel),
     cast_fwd.add(DeviceType::cpu, &cast_impl, kIsaLevel),
     fill.add(DeviceType::cpu, &fill_impl, kIsaLevel),
+    axpby.add(DeviceType::cpu, &axpby_impl, kIsaLevel),
+    inverse_row_norms.add(DeviceType::cpu, &inverse_row_norms_impl, kIsaLevel),
     scale_by.add(DeviceType::cpu, &scale_by_impl, kIsaLevel),
     add_squares.add(DeviceType::cpu, &add_squares_impl, kIsaLevel),
     count_not_finite.add(DeviceType::cpu, &count_not_finite_impl, kIsaLevel),

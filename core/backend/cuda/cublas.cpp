@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <exception>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -319,13 +320,21 @@ class Spread {
     turn_ = (turn_ + 1) % (sides_ + 1);
     return i == 0 ? current_ : library_.side(i - 1);
   }
-  /// Later work of the current stream waits for all of them.
+  /// Later work of the current stream waits for all of them. When that cannot be said, the host waits
+  /// instead, and then throws: the caller's tensors may be gone afterwards.
   void join() {
+    std::exception_ptr first;
     for (int i = 0; i < sides_; i++) {
-      Event done;
-      done.record(library_.side(i));
-      done.wait(current_);
+      try {
+        Event done;
+        done.record(library_.side(i));
+        done.wait(current_);
+      } catch (...) {
+        if (first == nullptr) first = std::current_exception();
+        cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(library_.side(i).handle));
+      }
     }
+    if (first != nullptr) std::rethrow_exception(first);
   }
 
  private:
@@ -360,15 +369,20 @@ void multiply(Device device, std::span<const Product> products, bool in_order) {
   if (work == 0) return;
   Library& library = library_of(device);
   Spread streams(library, current_stream(device), in_order ? 1 : work);
+  std::exception_ptr failure;
   try {
     for (const Product& p : products) {
       if (!is_empty(p)) library.run(p, streams.next());
     }
   } catch (...) {
-    streams.join();  // the caller's tensors are still read there
-    throw;
+    failure = std::current_exception();
   }
-  streams.join();
+  try {
+    streams.join();  // also after a failure: the caller's tensors are still read there
+  } catch (...) {
+    if (failure == nullptr) failure = std::current_exception();
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 }  // namespace shoal::cuda

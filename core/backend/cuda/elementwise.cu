@@ -111,6 +111,18 @@ void scale_impl(const Tensor& x, double factor, const Tensor& out) {
   });
 }
 
+template <class C>
+struct Combine {
+  C a, b;
+  SHOAL_DEVICE C operator()(C x, C y) const { return a * x + b * y; }
+};
+
+void axpby_impl(double a, const Tensor& x, double b, const Tensor& y, const Tensor& out) {
+  dispatch_float(x.dtype(), "axpby", [&]<class T>() {
+    binary<T, T>(x, y, out, Combine<T>{static_cast<T>(a), static_cast<T>(b)});
+  });
+}
+
 // x[i] *= factor[0], unless that is 1.
 template <class T, class F>
 struct ScaleBy {
@@ -315,6 +327,61 @@ void sum_all(const Tensor& x, Out* out) {
   });
 }
 
+// partials[row, chunk] = the sum of squares of a chunk of a row, which a block has.
+template <class T, int N>
+__global__ void row_squares_kernel(const T* x, int64_t num_rows, int64_t width, int64_t num_chunks,
+                                   double* partials) {
+  SHOAL_SHARED(double, scratch, Sum::kScratch);
+  Sum block_sums(scratch);
+  const int64_t packs = width / N, each = (packs + num_chunks - 1) / num_chunks;
+  for (int64_t part = blockIdx.x; part < num_rows * num_chunks; part += gridDim.x) {
+    const T* row = x + part / num_chunks * width;
+    const int64_t first = part % num_chunks * each, left = packs - first, count = left < each ? left : each;
+    double sum[1] = {0};
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const auto values = load<N>(row + (first + i) * N);
+      for (int j = 0; j < N; j++) sum[0] += Square{}(static_cast<double>(values.v[j]));
+    }
+    block_sums(sum);
+    if (threadIdx.x == 0) partials[part] = sum[0];
+  }
+}
+
+template <class T>
+struct InverseNorms {
+  static constexpr int kPack = 1;
+  const double* partials;
+  int64_t num_chunks;
+  double eps;
+  T* out;
+  template <int N>
+  SHOAL_DEVICE void at(int64_t row) const {
+    double squares = 0;
+    for (int64_t c = 0; c < num_chunks; c++) squares += partials[row * num_chunks + c];
+    const double norm = sqrt(squares) + eps;
+    out[row] = static_cast<T>(norm == 0 ? 0 : 1 / norm);
+  }
+};
+
+void inverse_row_norms_impl(const Tensor& x, double eps, const Tensor& out) {
+  constexpr int64_t kMostChunks = 64;
+  const int64_t num_rows = x.num_rows(), width = x.row_size();
+  dispatch_float(x.dtype(), "inverse_row_norms", [&]<class T>() {
+    const T* from = x.data<T>();
+    const int64_t per_block = int64_t{kSumThreads} * kPack<T> * 4;
+    const int64_t chunks = std::clamp<int64_t>((width + per_block - 1) / per_block, 1, kMostChunks);
+    const Tensor partials = Tensor::empty({num_rows, chunks}, DType::f64, x.device());
+    double* partial = partials.data<double>();
+    const LaunchShape shape = launch_shape(x.device(), num_rows * chunks, kSumThreads);
+    if (all_aligned({from}) && width % kPack<T> == 0) {
+      SHOAL_LAUNCH((row_squares_kernel<T, kPack<T>>), shape, from, num_rows, width, chunks, partial);
+    } else {
+      SHOAL_LAUNCH((row_squares_kernel<T, 1>), shape, from, num_rows, width, chunks, partial);
+    }
+    map(x.device(), num_rows, false, InverseNorms<T>{partial, chunks, eps, out.data<T>()});
+  });
+}
+
 void sum_impl(const Tensor& x, const Tensor& out) {
   dispatch_storage(out.dtype(), "sum", [&]<class Out>() { sum_all<false, Value>(x, out.data<Out>()); });
 }
@@ -338,6 +405,8 @@ void count_not_finite_impl(const Tensor& x, const Tensor& count) {
     sum_fwd.add(DeviceType::cuda, &sum_impl),
     cast_fwd.add(DeviceType::cuda, &cast_impl),
     fill.add(DeviceType::cuda, &fill_impl),
+    axpby.add(DeviceType::cuda, &axpby_impl),
+    inverse_row_norms.add(DeviceType::cuda, &inverse_row_norms_impl),
     scale_by.add(DeviceType::cuda, &scale_by_impl),
     add_squares.add(DeviceType::cuda, &add_squares_impl),
     count_not_finite.add(DeviceType::cuda, &count_not_finite_impl),

@@ -131,12 +131,38 @@ TEST(Elementwise, AllFiniteFindsOneBadElementAnywhere) {
   EXPECT_TRUE(all_finite(Tensor::empty({0}, DType::f32)));
 }
 
+TEST(Elementwise, WeightedSumsAndNormsOfRowsMatchLoops) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const Tensor x = random_tensor({3, 1025}, dtype, 1), y = random_tensor({3, 1025}, dtype, 2);
+    const std::vector<double> xs = to_doubles(x), ys = to_doubles(y);
+    std::vector<double> sums(xs.size()), norms(3);
+    for (size_t i = 0; i < xs.size(); i++) {
+      sums[i] = 0.7 * xs[i] - 1.3 * ys[i];
+      norms[i / 1025] += xs[i] * xs[i];
+    }
+    for (double& norm : norms) norm = 1 / (std::sqrt(norm) + 0.5);
+    const Tensor out = Tensor::empty({3}, dtype);
+    inverse_row_norms(Device{}, x, 0.5, out);
+    EXPECT_TRUE(close(to_doubles(out), norms, {1e-6, 0}));
+    axpby(Device{}, 0.7, x, -1.3, y, x);
+    EXPECT_TRUE(close(to_doubles(x), sums, {1e-6, 1e-6}));
+    inverse_row_norms(Device{}, Tensor::zeros({3, 0}, dtype), 0, out);
+    EXPECT_EQ(to_doubles(out), std::vector<double>(3));
+  }
+}
+
 TEST(Elementwise, ResultsAreBitEqualForAnyNumberOfThreads) {
   const Tensor x = random_tensor({37, 2049}, DType::f32, 1), y = random_tensor({37, 2049}, DType::f32, 2);
   const Tensor s = random_tensor({37}, DType::f32, 3);
   expect_same_for_any_team([&] { return std::vector{sum(x)}; });
   expect_same_for_any_team([&] { return std::vector{sigmoid(add(mul(x, y), scale(x, 0.1)))}; });
   expect_same_for_any_team([&] { return std::vector{scale_rows(x, s)}; });
+  expect_same_for_any_team([&] {
+    const Tensor norms = Tensor::empty({37}, DType::f32), out = Tensor::empty_like(x);
+    inverse_row_norms(Device{}, x, 0, norms);
+    axpby(Device{}, 2, x, 3, y, out);
+    return std::vector{norms, out};
+  });
   expect_same_for_any_team(
       [&] { return std::vector{Tensor::from(std::vector<double>{sum_squares(x)}, {1})}; });
 }

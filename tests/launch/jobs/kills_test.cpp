@@ -171,10 +171,24 @@ TEST_F(Kills, InARowDuringLoadingAndTheFirstStepsLoseNothing) {
   });
 }
 
-/// A rank dies while the others wait for it in the exchanges of forward and backward, in a stage's send, or
-/// in the sums of the optimizer: where it is then depends on the layout and on chance. Within 30 s the job is
-/// over, the launcher has named the rank, and nothing is left.
-TEST_F(Kills, OfARankEndTheJobUnderEveryLayoutWithItsName) {
+/// A rank dies while the others wait for it: within 30 s the job is over, the launcher has named the rank,
+/// and nothing is left.
+void expect_the_end(Job& job, int victim) {
+  const Ended ended = job.wait(30);
+  EXPECT_NE(ended.code, 124) << "the job hangs";
+  EXPECT_NE(ended.code, 0) << ended.all();
+  EXPECT_TRUE(contains(ended.all(), str("rank ", victim))) << ended.all();
+  EXPECT_TRUE(job.leaves_nothing_alive()) << job.processes().size() << " processes are alive";
+}
+
+std::vector<std::string> trained_under(const std::vector<std::string>& layout,
+                                       const std::vector<std::string>& variables = {}) {
+  std::vector<std::string> command = train_command(2, variables);
+  command.insert(command.end(), layout.begin(), layout.end());
+  return command;
+}
+
+TEST_F(Kills, OfARankAtAnyTimeEndTheJobUnderEveryLayoutWithItsName) {
   const std::vector<std::vector<std::string>> layouts = {
       {"parallel.ep=2"},
       {"parallel.tp=2"},
@@ -188,10 +202,8 @@ TEST_F(Kills, OfARankEndTheJobUnderEveryLayoutWithItsName) {
     const auto number = static_cast<size_t>(i);
     SCOPED_TRACE(layouts[number].back());
     const ShoalFolder folder(/*slow=*/true);
-    std::vector<std::string> command = train_command(2);
-    command.insert(command.end(), layouts[number].begin(), layouts[number].end());
     const int victim = i % 2;
-    Job job(command, folder.path(""));
+    Job job(trained_under(layouts[number]), folder.path(""));
     std::optional<pid_t> rank;
     ASSERT_TRUE(wait_until(
         [&] {
@@ -202,11 +214,38 @@ TEST_F(Kills, OfARankEndTheJobUnderEveryLayoutWithItsName) {
     std::this_thread::sleep_for(std::chrono::microseconds(random_.below(number, 20000)));
     ASSERT_FALSE(job.has_ended()) << job.wait().all();
     ::kill(*rank, SIGKILL);
-    const Ended ended = job.wait(30);
-    EXPECT_NE(ended.code, 124) << "the job hangs";
-    EXPECT_NE(ended.code, 0) << ended.all();
-    EXPECT_TRUE(contains(ended.all(), str("rank ", victim))) << ended.all();
-    EXPECT_TRUE(job.leaves_nothing_alive()) << job.processes().size() << " processes are alive";
+    expect_the_end(job, victim);
+  });
+}
+
+/// The calls of a group that come before tell the phase: a micro-batch makes three all_to_all for each of its
+/// three MoE layers in forward (counts, which are i64, rows, results), then two in backward.
+TEST_F(Kills, OfARankInEveryPhaseEndTheJobWithItsName) {
+  struct Phase {
+    const char* name;
+    std::vector<std::string> layout;
+    std::string point, before;
+  };
+  constexpr int kForward = 9, kMicroBatch = 15, kFar = 20 * kMicroBatch;
+  const std::vector<Phase> phases = {
+      {"forward exchange", {"parallel.ep=2"}, str("ep:all_to_all:", kFar + 1), " i64 f32 f32"},
+      {"results of experts", {"parallel.ep=2"}, str("ep:all_to_all:", kFar + 2), " f32 i64 f32"},
+      {"backward exchange", {"parallel.ep=2"}, str("ep:all_to_all:", kFar + kForward), " f32 f32 i64"},
+      {"pipeline send", {"parallel.pp=2"}, "pp:broadcast:41", " f32"},
+      {"reduction of gradients", {"parallel.ep=1"}, "world:all_reduce(sum, f32:7", " f32"},
+      {"optimizer gather", {"parallel.zero=1", "parallel.ep=1"}, "world:all_gather(f32:7", " f32"}};
+  two_at_a_time(static_cast<int>(phases.size()), [&](int i) {
+    const Phase& phase = phases[static_cast<size_t>(i)];
+    SCOPED_TRACE(phase.name);
+    const ShoalFolder folder(/*slow=*/true);
+    const int victim = i % 2;
+    Job job(trained_under(phase.layout, {str("SHOAL_COLLECTIVE_FAILPOINT=", victim, ':', phase.point)}),
+            folder.path(""));
+    ASSERT_TRUE(wait_until([&] { return job.has_ended(); }, kTimeLimit));
+    const std::string all = job.wait(0).all();
+    EXPECT_TRUE(contains(all, str("failpoint: rank ", victim, " is killed"))) << all;
+    EXPECT_TRUE(contains(all, str(", after", phase.before))) << all;
+    expect_the_end(job, victim);
   });
 }
 
