@@ -16,6 +16,7 @@ void add_eval_command(CLI::App& app, CommandAction& action);
 void add_generate_command(CLI::App& app, CommandAction& action);
 void add_prepare_command(CLI::App& app, CommandAction& action);
 void add_config_command(CLI::App& app, CommandAction& action);
+void add_layout_command(CLI::App& app, CommandAction& action);
 void add_bench_command(CLI::App& app, CommandAction& action);
 void add_inspect_command(CLI::App& app, CommandAction& action);
 void add_report_command(CLI::App& app, CommandAction& action);

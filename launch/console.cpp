@@ -185,6 +185,16 @@ std::string expert_load_table(const nlohmann::json& layers) {
   return out;
 }
 
+// What rank 0 sent in the step of a row.
+std::string sent_text(const nlohmann::json& step) {
+  if (!step.contains("traffic")) return "";
+  std::map<std::string, LinkBytes> traffic;
+  for (const auto& [group, sent] : step["traffic"].items())
+    traffic[group] = {sent.at("within_node").get<int64_t>(), sent.at("between_nodes").get<int64_t>()};
+  const std::string text = traffic_text(traffic);
+  return text.empty() ? "" : "rank 0 sends in a step " + text;
+}
+
 std::string result_text(const std::filesystem::path& metrics_file, int64_t last_step) {
   std::ifstream file(metrics_file);
   nlohmann::json step, eval;
@@ -218,6 +228,7 @@ std::string result_text(const std::filesystem::path& metrics_file, int64_t last_
     out += format("\n           training loss %.4f; median %s tokens/s in steps", step["loss"].get<double>(),
                   human_count(speeds[speeds.size() / 2]).c_str());
   }
+  if (const std::string sent = sent_text(step); !sent.empty()) out += "\ntraffic    " + sent;
   out += '\n';
   if (step.contains("moe") && !step["moe"].empty()) out += expert_load_table(step["moe"]);
   out.pop_back();

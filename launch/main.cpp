@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   add_inspect_command(app, action);
   add_report_command(app, action);
   add_config_command(app, action);
+  add_layout_command(app, action);
   add_bench_command(app, action);
 
   // CLI11 knows no suggestions.

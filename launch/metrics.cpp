@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -12,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "data/file_io.h"
 
 namespace shoal {
@@ -43,7 +45,10 @@ Json to_json(const StepMetrics& m) {
               {"mfu", m.mfu},
               {"step_ms", m.step_ms},
               {"peak_bytes", m.peak_bytes},
+              {"traffic", Json::object()},
               {"moe", Json::array()}};
+  for (const auto& [group, sent] : m.traffic)
+    row["traffic"][group] = {{"within_node", sent.within_node}, {"between_nodes", sent.between_nodes}};
   for (const auto& layer : m.layers) row["moe"].push_back(to_json(layer));
   return row;
 }
@@ -61,6 +66,34 @@ bool belongs(const std::string& line, int64_t last_step) {
 }
 
 }  // namespace
+
+std::map<std::string, LinkBytes> bytes_of_groups(const Traffic& traffic) {
+  std::map<std::string, LinkBytes> groups;
+  for (const auto& [name, group] : traffic) groups[name] = group.total().sent;
+  return groups;
+}
+
+std::string traffic_text(const std::map<std::string, LinkBytes>& traffic) {
+  constexpr size_t kShown = 4;
+  std::vector<std::pair<int64_t, std::string>> groups;
+  int64_t all = 0, between = 0, others = 0;
+  for (const auto& [name, sent] : traffic) {
+    groups.emplace_back(-sent.total(), name);  // most first
+    all += sent.total();
+    between += sent.between_nodes;
+  }
+  if (all == 0) return "";
+  std::ranges::sort(groups);
+  std::vector<std::string> shown;
+  for (const auto& [bytes, name] : groups) {
+    if (shown.size() < kShown)
+      shown.push_back(str(name, ' ', human_bytes(-bytes)));
+    else
+      others -= bytes;
+  }
+  if (others > 0) shown.push_back(str("others ", human_bytes(others)));
+  return str(human_bytes(all), " (", join(shown, ", "), "), ", human_bytes(between), " between nodes");
+}
 
 void MetricsWriter::begin(int64_t last_step) {
   std::error_code ignored;

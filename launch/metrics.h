@@ -3,6 +3,7 @@
 //   {"kind":"run","name":..,"config":{..},"params_total":..,"params_active":..,"world":..}          first row
 //   {"kind":"step","step":10,"tokens":40960,"loss":..,"aux_loss":..,"z_loss":..,"learning_rate":..,"grad_norm":..,
 //    "max_load":..,"dropped":..,"skipped":0,"tokens_per_s":..,"tflops":..,"mfu":..,"step_ms":..,"peak_bytes":..,
+//    "traffic":{"dp":{"within_node":..,"between_nodes":..},..},
 //    "moe":[{"layer":1,"counts":[..E..],"max_vio":..,"entropy":..,"dead":0,"dropped":..,"bias_min":..,"bias_max":..}]}
 //   {"kind":"eval","step":10,"loss":..,"perplexity":..,"tokens":..}
 // Losses are per token (nats); the LM loss never includes aux or z-loss. Shares are 0..1. Written by the
@@ -11,8 +12,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "parallel/traffic.h"
 
 namespace shoal {
 
@@ -37,6 +41,7 @@ struct StepMetrics {
   int64_t skipped = 0;       // steps skipped so far for want of finite numbers or labels
   double tokens_per_s = 0, tflops = 0, mfu = 0, step_ms = 0;
   int64_t peak_bytes = 0;
+  std::map<std::string, LinkBytes> traffic;  // sent by rank 0 in this step, by group
   std::vector<LayerMetrics> layers;
 };
 
@@ -44,6 +49,12 @@ struct EvalMetrics {
   int64_t step = 0, tokens = 0;
   double loss = 0;  // mean over the evaluated tokens; NaN when no token had a label
 };
+
+/// Bytes of each group of a step's traffic.
+std::map<std::string, LinkBytes> bytes_of_groups(const Traffic& traffic);
+/// "12.30 MiB (dp 10.00 MiB, ep 2.30 MiB), 0 B between nodes"; the groups with most, and the others together.
+/// "" when nothing was sent.
+std::string traffic_text(const std::map<std::string, LinkBytes>& traffic);
 
 /// Appends rows to <run>/metrics.jsonl on rank 0, each with one write() in append mode, so that a killed run
 /// leaves whole rows and at most one torn last line. Numbers read back to the same bits; NaN and infinity are

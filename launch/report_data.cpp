@@ -88,6 +88,15 @@ void read_layer(const Json& row, int64_t step, RunData& run) {
   if (!counts_E.empty()) history.load.add(step, counts_E);
 }
 
+void read_traffic(const Json& groups, RunData& run) {
+  run.traffic.clear();
+  for (const auto& [group, sent] : groups.items()) {
+    if (sent.is_object())
+      run.traffic[group] = {integer(sent, "within_node").value_or(0),
+                            integer(sent, "between_nodes").value_or(0)};
+  }
+}
+
 bool read_row(const Json& row, RunData& run) {
   if (!row.is_object()) return false;
   const auto kind = row.find("kind");
@@ -103,6 +112,8 @@ bool read_row(const Json& row, RunData& run) {
   } else if (*kind == "step") {
     for (size_t i = 0; i < RunData::kColumns.size(); i++)
       run.columns[i].push_back(number(row, RunData::kColumns[i]));
+    if (const auto traffic = row.find("traffic"); traffic != row.end() && traffic->is_object())
+      read_traffic(*traffic, run);
     if (const auto moe = row.find("moe"); moe != row.end() && moe->is_array())
       for (const auto& layer : *moe) read_layer(layer, *step, run);
   }

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "parallel/traffic.h"
+
 namespace shoal {
 
 struct Point {
@@ -62,9 +64,10 @@ struct RunData {
   size_t num_steps() const { return columns[0].size(); }
 
   std::array<std::vector<double>, kColumns.size()> columns;
-  std::vector<Point> eval_loss;      // over the steps
-  std::vector<LayerHistory> layers;  // by layer
-  int64_t num_bad_rows = 0;          // torn or broken lines, left out
+  std::vector<Point> eval_loss;              // over the steps
+  std::vector<LayerHistory> layers;          // by layer
+  std::map<std::string, LinkBytes> traffic;  // of rank 0 in the last step that has it
+  int64_t num_bad_rows = 0;                  // torn or broken lines, left out
 
   /// Seconds of training: tokens between rows over the throughput of the row.
   double training_seconds() const;

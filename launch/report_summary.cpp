@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "launch/metrics.h"
 #include "launch/report_page.h"
 #include "launch/svg_chart.h"
 
@@ -110,6 +111,11 @@ std::vector<SummaryRow> summary_rows() {
       {"peak memory per rank",
        [](const RunData& r) {
          return highest_of(r, "peak_bytes", [](double v) { return human_bytes(static_cast<int64_t>(v)); });
+       }},
+      {"sent in a step by rank 0",
+       [](const RunData& r) {
+         const std::string text = traffic_text(r.traffic);
+         return text.empty() ? "-" : html_escape(text);
        }},
       {"steps skipped (non-finite)", [](const RunData& r) { return fixed(last_value(r, "skipped"), 0); }},
   };

@@ -172,7 +172,9 @@ StepMetrics Trainer::train_step(int64_t step, bool stop_signal, bool& stop_reque
   StepMetrics metrics;
   metrics.step = step;
   metrics.learning_rate = schedule_->at(step);
+  const Traffic sent_before = mesh_->world().traffic().ledger();
   const StepResult result = engine_->step(batches, metrics.learning_rate, stop_signal);
+  metrics.traffic = bytes_of_groups(mesh_->world().traffic().ledger() - sent_before);
   stop_requested = result.stop_requested;
 
   progress_.step = step;

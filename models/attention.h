@@ -34,6 +34,12 @@ class AttentionLayer final : public Module {
   Tensor forward(const Tensor& x_TD, const ModelBatch& batch);
   /// New tokens only; reads and extends layer `layer` of the state. positions_T: of all ranks' new tokens.
   Tensor decode(const Tensor& x_TD, const Tensor& positions_T, DecodeState& state, size_t layer);
+  /// What one half of a pass of a micro-batch sends; numbers between layers have that dtype.
+  void count(const PassSizes& sizes, DType compute, PassHalf half) const;
+  /// Of a micro-batch, those that this rank shares with its tp group.
+  int64_t num_tokens(const PassSizes& sizes) const {
+    return sizes.batch * split_.context().own(sizes.seq).rows();
+  }
 
  private:
   Tensor project(const Tensor& x_TD) const;

@@ -49,6 +49,8 @@ class Ffn final : public Module {
   Ffn(const FfnShape& shape, const Choice& activation, const TokenSplit& split, const BuildContext& context);
   /// x and the result: this rank's rows of `num_tokens`. Collective over the group of the split.
   Tensor forward(const Tensor& x_TD, int64_t num_tokens) const;
+  /// What one half of such a pass sends; numbers between layers have that dtype.
+  void count(int64_t num_tokens, DType compute, PassHalf half) const;
 
  private:
   FfnShape shape_;

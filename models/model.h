@@ -11,6 +11,7 @@
 #include "core/nn/module.h"
 #include "core/nn/weight_unit.h"
 #include "core/tensor/tensor.h"
+#include "models/stage_layout.h"
 #include "parallel/mesh.h"
 
 namespace shoal {
@@ -103,6 +104,12 @@ struct PassMemory {
       0;  // on top of these at the peak: a block of logits, gradients on their way, what is made again
 };
 
+/// A micro-batch by its sizes, for the prediction of traffic.
+struct PassSizes {
+  int64_t batch = 0, seq = 0;     // of whole sequences
+  int64_t num_micro_batches = 1;  // of the step
+};
+
 /// Keys and values of the tokens seen so far, for generation.
 struct DecodeState {
   int64_t length = 0, capacity = 0, batch = 0;
@@ -144,6 +151,18 @@ class Model : public Module {
   /// Every parameter is in one or more of them; in the order of their first use in forward.
   virtual std::vector<WeightUnit*> weight_units() = 0;
 
+  // What the above send, counted in the traffic of the groups without a call
+  // (models/transformer_traffic.cpp), with balanced routing.
+  /// One half of forward_stage and its backward. Pass::train includes what backward makes again. Calls
+  /// WeightUnit::on_begin where a unit's use begins.
+  virtual void count_stage(int stage, const PassSizes& sizes, Pass pass, PassHalf half) const = 0;
+  virtual void count_end_measure() const = 0;
+  virtual void count_end_step() const = 0;
+  /// Of make_stage_input().
+  virtual int64_t stage_input_bytes(const PassSizes& sizes) const = 0;
+
+  /// Layers of each stage.
+  virtual const std::vector<StageLayers>& stages() const = 0;
   virtual const ModelFacts& facts() const = 0;
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_positions() const = 0;  // 0: no limit

@@ -42,7 +42,7 @@ class Rope final : public PositionEncoding {
     spec_.rotary_size = o.rotary_size;
     const std::string problem = o.problem(c.head_size);
     if (!problem.empty()) throw UsageError(problem);
-    table_ = rope_table(spec_, head_size_, c.seq_len, c.build.dtype, c.build.device);
+    table_ = rope_table(spec_, head_size_, c.table_rows(), c.build.dtype, c.build.device);
   }
   // Generation may go beyond the training length; the table is a function of the position alone.
   void prepare(int64_t num_positions) override {
@@ -83,7 +83,7 @@ class Learned final : public PositionEncoding {
 class Sinusoidal final : public PositionEncoding {
  public:
   explicit Sinusoidal(const PositionContext& c) : size_(c.hidden_size), build_(c.build) {
-    make_table(c.seq_len);
+    make_table(c.table_rows());
   }
   void prepare(int64_t num_positions) override {
     if (num_positions > table_.size(0)) make_table(std::max(num_positions, 2 * table_.size(0)));

@@ -16,6 +16,8 @@ struct PositionContext {
   BuildContext build;
   int64_t hidden_size = 0, heads = 0, head_size = 0, seq_len = 0;
   double init_std = 0.02;
+  /// Positions that a table has at first.
+  int64_t table_rows() const { return build.shapes_only ? 0 : seq_len; }
 };
 
 /// Base of the options of encodings that have any.

@@ -91,6 +91,8 @@ class Block final : public Module {
         const ModelContext& context, const BuildContext& build);
   Output forward(const Stream& in, const ModelBatch& batch, const ForwardContext& context);
   Stream decode(const Stream& in, const ModelBatch& batch, DecodeState& state, size_t layer);
+  /// What one half of a pass sends (MoeLayer::count).
+  void count(const PassSizes& sizes, DType compute, Pass pass, PassHalf half) const;
   MoeLayer* moe() { return moe_.get(); }
   /// Without the experts of its MoE layer, which are a unit inside of it.
   WeightUnit& unit() { return unit_; }
@@ -123,6 +125,11 @@ class Transformer final : public Model {
   void end_measure() override;
   std::vector<MoeStepStats> end_step(bool update_bias) override;
   std::vector<WeightUnit*> weight_units() override;
+  void count_stage(int stage, const PassSizes& sizes, Pass pass, PassHalf half) const override;
+  void count_end_measure() const override;
+  void count_end_step() const override;
+  int64_t stage_input_bytes(const PassSizes& sizes) const override;
+  const std::vector<StageLayers>& stages() const override { return stages_; }
   const ModelFacts& facts() const override { return facts_; }
   int64_t vocab_size() const override { return vocab_size_; }
   int64_t max_positions() const override { return position_->max_positions(); }
@@ -143,6 +150,7 @@ class Transformer final : public Model {
                           const ForwardContext& context);
   LossTerms head_loss(const Features& features, const ModelBatch& batch, const ForwardContext& context);
   Tensor decode_stages(const Tensor& tokens_T, const ModelBatch& batch, DecodeState& state);
+  void count_head(int64_t num_tokens, PassHalf half) const;
   VocabPart vocab_part() const;
   Tensor all_logits(const Tensor& x_TD);
   Tensor embed(const Tensor& tokens_T, const Tensor& positions_T);

@@ -59,6 +59,7 @@ ModelSizes TransformerOptions::sizes() const {
     sizes.narrowest_ffn = sizes.narrowest_ffn == 0 ? width : std::min(sizes.narrowest_ffn, width);
   };
   sizes.layers = layers;
+  sizes.pads_experts = num_moe_layers() > 0 && moe.pad_to_capacity;
   if (num_moe_layers() < layers) consider(ffn_hidden());
   if (num_moe_layers() > 0 && shared_hidden() > 0) consider(shared_hidden());
   if (num_moe_layers() > 0) sizes.expert_width = expert_hidden();

@@ -71,6 +71,7 @@ Work CheckedCommunicator::all_reduce(const Tensor& inout, ReduceOp op) {
   CollectiveCall call;
   call.signature = {CollectiveKind::all_reduce, inout.dtype(), op, 0, inout.numel()};
   call.in = call.out = inout.detach();
+  traffic_.all_reduce(inout.num_bytes());
   return dispatch(std::move(call));
 }
 
@@ -84,6 +85,7 @@ Work CheckedCommunicator::all_gather(const Tensor& in, const Tensor& out) {
   call.signature = {CollectiveKind::all_gather, in.dtype(), ReduceOp::sum, 0, in.numel()};
   call.in = in.detach();
   call.out = out.detach();
+  traffic_.all_gather(in.num_bytes());
   return dispatch(std::move(call));
 }
 
@@ -97,6 +99,7 @@ Work CheckedCommunicator::reduce_scatter(const Tensor& in, const Tensor& out, Re
   call.signature = {CollectiveKind::reduce_scatter, in.dtype(), op, 0, out.numel()};
   call.in = in.detach();
   call.out = out.detach();
+  traffic_.reduce_scatter(out.num_bytes());
   return dispatch(std::move(call));
 }
 
@@ -118,6 +121,7 @@ Work CheckedCommunicator::all_to_all(const Tensor& in, const Tensor& out, std::s
   call.out = out.detach();
   call.send_rows.assign(send_rows.begin(), send_rows.end());
   call.recv_rows.assign(recv_rows.begin(), recv_rows.end());
+  traffic_.all_to_all(send_rows, call.row_bytes());
   return dispatch(std::move(call));
 }
 
@@ -127,6 +131,7 @@ Work CheckedCommunicator::broadcast(const Tensor& inout, int root) {
   CollectiveCall call;
   call.signature = {CollectiveKind::broadcast, inout.dtype(), ReduceOp::sum, root, inout.numel()};
   call.in = call.out = inout.detach();
+  traffic_.broadcast(inout.num_bytes(), root);
   return dispatch(std::move(call));
 }
 

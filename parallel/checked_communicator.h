@@ -14,7 +14,7 @@ namespace shoal {
 class CheckedCommunicator : public Communicator {
  public:
   CheckedCommunicator(int rank, int size, std::string name)
-      : rank_(rank), size_(size), name_(std::move(name)) {}
+      : rank_(rank), size_(size), name_(std::move(name)), traffic_(rank, size, name_) {}
   int rank() const final { return rank_; }
   int size() const final { return size_; }
   const std::string& name() const final { return name_; }
@@ -25,6 +25,7 @@ class CheckedCommunicator : public Communicator {
   Work all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> send_rows,
                   std::span<const int64_t> recv_rows) final;
   Work broadcast(const Tensor& inout, int root) final;
+  TrafficCounter& traffic() final { return traffic_; }
 
  protected:
   /// Begins a checked call on a group of two or more; returns without waiting for other ranks.
@@ -39,6 +40,7 @@ class CheckedCommunicator : public Communicator {
 
   int rank_, size_;
   std::string name_;
+  TrafficCounter traffic_;
   uint32_t num_calls_ = 0;
 };
 

@@ -11,17 +11,7 @@
 
 namespace shoal {
 
-enum class CollectiveKind : uint8_t {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  broadcast,
-  barrier,
-  split
-};
-const char* collective_name(CollectiveKind kind);  // "all_reduce"
-const char* reduce_op_name(ReduceOp op);           // "sum"
+const char* reduce_op_name(ReduceOp op);  // "sum"
 
 /// What must be equal on all ranks of a group. `count`: elements of the tensor (all_reduce, broadcast), of
 /// one rank's part (all_gather, reduce_scatter) or of one row (all_to_all).

@@ -30,6 +30,19 @@ bool equal_parts(const std::vector<int64_t>& offsets) {
 
 }  // namespace
 
+void count_gather(Communicator& group, const std::vector<int64_t>& offsets, int64_t row_bytes) {
+  if (equal_parts(offsets)) return group.traffic().all_gather(offsets[1] * row_bytes);
+  for (int r = 0; r < group.size(); r++) {
+    const auto i = static_cast<size_t>(r);
+    group.traffic().broadcast((offsets[i + 1] - offsets[i]) * row_bytes, r);
+  }
+}
+
+void count_sum(Communicator& group, const std::vector<int64_t>& offsets, int64_t row_bytes) {
+  if (equal_parts(offsets)) return group.traffic().reduce_scatter(offsets[1] * row_bytes);
+  group.traffic().all_reduce(offsets.back() * row_bytes);
+}
+
 std::vector<int64_t> gather_row_offsets(int64_t rows, Communicator& group) {
   const Tensor mine = Tensor::from(std::vector<int64_t>{rows}, {1});
   const Tensor all = Tensor::empty({group.size()}, DType::i64);

@@ -36,6 +36,10 @@ Tensor gather_all_rows(const Tensor& x, Communicator& group, const std::vector<i
 /// Rows [offsets[rank], offsets[rank + 1]) of the sum over ranks. x may be overwritten. Blocks.
 Tensor sum_rows_of_rank(const Tensor& x, Communicator& group, const std::vector<int64_t>& offsets);
 
+// What gather_all_rows and sum_rows_of_rank would send, counted in the group's traffic.
+void count_gather(Communicator& group, const std::vector<int64_t>& offsets, int64_t row_bytes);
+void count_sum(Communicator& group, const std::vector<int64_t>& offsets, int64_t row_bytes);
+
 /// An exchange of rows in flight. start and wait are two records on the tape: what is recorded between them
 /// overlaps with the exchange in forward and in backward (wait.backward starts the reverse exchange,
 /// start.backward finishes it).

@@ -9,6 +9,21 @@ namespace shoal {
 
 namespace {
 
+/// The ranks of the group that this rank gets into, in their new order.
+std::vector<int> members_of(const Communicator& all,
+                            const std::function<Communicator::Place(int rank)>& place_of) {
+  const int color = place_of(all.rank()).color;
+  std::vector<std::pair<int, int>> members;  // key, rank
+  for (int r = 0; r < all.size(); r++) {
+    const Communicator::Place place = place_of(r);
+    if (place.color == color) members.emplace_back(place.key, r);
+  }
+  std::ranges::sort(members);
+  std::vector<int> ranks;
+  for (const auto& [key, rank] : members) ranks.push_back(rank);
+  return ranks;
+}
+
 /// Everything happens in CheckedCommunicator, which copies locally.
 class SingleCommunicator final : public CheckedCommunicator {
  public:
@@ -20,6 +35,29 @@ class SingleCommunicator final : public CheckedCommunicator {
 
  protected:
   Work start(CollectiveCall) override { return Work{}; }
+};
+
+[[noreturn]] void refuse_call(const std::string& name) {
+  throw Error(str("communicator [", name, "]: its ranks are imagined; calls need ranks that run"));
+}
+
+class ImaginedCommunicator final : public CheckedCommunicator {
+ public:
+  using CheckedCommunicator::CheckedCommunicator;
+  bool carries(Device) const override { return true; }
+  void barrier() override { refuse_call(name()); }
+  std::shared_ptr<Communicator> split(int, int, const std::string&) override { refuse_call(name()); }
+  std::shared_ptr<Communicator> split_by(const std::function<Place(int rank)>& place_of,
+                                         const std::string& name) override {
+    const std::vector<int> members = members_of(*this, place_of);
+    const auto me = std::ranges::find(members, rank()) - members.begin();
+    auto group = make_imagined_communicator(static_cast<int>(me), static_cast<int>(members.size()), name);
+    group->traffic().join(traffic(), members);
+    return group;
+  }
+
+ protected:
+  Work start(CollectiveCall) override { refuse_call(name()); }
 };
 
 template <class T>
@@ -69,6 +107,18 @@ std::string Communicator::broadcast_string(const std::string& value, int root) {
   if (rank() == root) std::memcpy(text.bytes(), value.data(), value.size());
   broadcast(text, root).wait();
   return {reinterpret_cast<const char*>(text.bytes()), static_cast<size_t>(n)};
+}
+
+std::shared_ptr<Communicator> Communicator::split_by(const std::function<Place(int rank)>& place_of,
+                                                     const std::string& name) {
+  const Place mine = place_of(rank());
+  std::shared_ptr<Communicator> group = split(mine.color, mine.key, name);
+  group->traffic().join(traffic(), members_of(*this, place_of));
+  return group;
+}
+
+std::shared_ptr<Communicator> make_imagined_communicator(int rank, int size, const std::string& name) {
+  return std::make_shared<ImaginedCommunicator>(rank, size, name);
 }
 
 std::shared_ptr<Communicator> make_single_communicator() {

@@ -14,6 +14,7 @@
 
 #include "core/autograd/pending.h"
 #include "core/tensor/tensor.h"
+#include "parallel/traffic.h"
 
 namespace shoal {
 
@@ -56,6 +57,15 @@ class Communicator {
   /// Ranks with equal color form a new group, ordered by key (then by rank here). Every rank must call it;
   /// blocks.
   virtual std::shared_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
+  struct Place {
+    int color = 0, key = 0;
+  };
+  /// The same where everyone can tell the place of each rank: the new group knows the nodes of its ranks, and
+  /// its traffic is counted with this one's.
+  virtual std::shared_ptr<Communicator> split_by(const std::function<Place(int rank)>& place_of,
+                                                 const std::string& name);
+  /// What this rank sends in this group, and in those that were split off by place.
+  virtual TrafficCounter& traffic() = 0;
 
   // Blocking conveniences on host values.
   int64_t sum(int64_t value);
@@ -72,6 +82,10 @@ class Communicator {
 
 /// A group of one rank: every collective is a local copy.
 std::shared_ptr<Communicator> make_single_communicator();
+
+/// A rank of a group that does not exist, to look at its groups and to count what it would send. split_by()
+/// works; calls, and split(), throw Error.
+std::shared_ptr<Communicator> make_imagined_communicator(int rank, int size, const std::string& name);
 
 /// Runs fn on `num_ranks` ranks that are threads of this process, each with its own rank of a common world.
 /// Blocks. When a rank throws, the others are woken out of their collectives, and one Error "rank 2 failed:

@@ -195,4 +195,29 @@ Tensor context_attention(const Tensor& qkv, const AttentionSpec& spec, const Con
   return apply(GatheredAttention(spec, split), qkv);
 }
 
+void count_context_attention(const AttentionSpec& spec, DType dtype, const ContextSplit& split,
+                             PassHalf half) {
+  if (!split.is_split()) return;
+  Communicator& group = split.group();
+  const int64_t pair = spec.kv_heads * 2 * spec.head_size, row_bytes = pair * dtype_size(dtype);
+  const bool backward = half == PassHalf::backward;
+  if (split.kind() == ContextKind::all_gather) {
+    const std::vector<int64_t> offsets = split.offsets(spec.batch, spec.seq);
+    count_gather(group, offsets, row_bytes);
+    if (backward) count_sum(group, offsets, row_bytes);
+    return;
+  }
+  const int n = group.size(), me = group.rank();
+  const auto send_on = [&](int step, int64_t bytes) {
+    const int source = (me - step % n + n) % n;
+    std::vector<int64_t> rows(static_cast<size_t>(n), 0);
+    rows[static_cast<size_t>((me + 1) % n)] = spec.batch * split.runs(spec.seq, source).rows();
+    group.traffic().all_to_all(rows, bytes);
+  };
+  for (int step = 0; step < n; step++) {
+    if (step + 1 < n) send_on(step, row_bytes);
+    if (backward) send_on(step, pair * dtype_size(stats_dtype(dtype)));
+  }
+}
+
 }  // namespace shoal

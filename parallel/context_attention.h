@@ -14,4 +14,8 @@ namespace shoal {
 /// has the bits of one rank in forward; ring merges blocks, f32 sums in bf16, and rounds otherwise.
 Tensor context_attention(const Tensor& qkv, const AttentionSpec& spec, const ContextSplit& split);
 
+/// What it sends in one half of a pass, of qkv of that dtype. spec.seq is of whole sequences.
+void count_context_attention(const AttentionSpec& spec, DType dtype, const ContextSplit& split,
+                             PassHalf half);
+
 }  // namespace shoal

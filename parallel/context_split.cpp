@@ -95,6 +95,10 @@ Tensor ContextSplit::gather_replicated(const Tensor& own_rows, int64_t batch, in
   return is_split() ? apply(GatherSequences(*this, batch, seq), own_rows) : own_rows;
 }
 
+void ContextSplit::count_gather_replicated(int64_t batch, int64_t seq, int64_t row_bytes) const {
+  if (is_split()) count_gather(*group_, offsets(batch, seq), row_bytes);
+}
+
 Tensor ContextSplit::own_rows(const Tensor& all_rows, int64_t batch, int64_t seq) const {
   return is_split() ? apply(OwnRows(own(seq), batch, seq), all_rows) : all_rows;
 }

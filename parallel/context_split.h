@@ -41,6 +41,9 @@ class ContextSplit {
   /// This rank's rows of something that all ranks have; the others take no gradient. Recorded.
   Tensor own_rows(const Tensor& all_rows, int64_t batch, int64_t seq) const;
 
+  /// What gather_replicated of rows of that size sends; its backward sends nothing.
+  void count_gather_replicated(int64_t batch, int64_t seq, int64_t row_bytes) const;
+
   // Not recorded. `by_rank`: the rows of rank 0, then of rank 1, and so on, as collectives have them.
   Tensor in_sequence_order(const Tensor& by_rank, int64_t batch, int64_t seq) const;
   Tensor in_rank_order(const Tensor& all_rows, int64_t batch, int64_t seq) const;

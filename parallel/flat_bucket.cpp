@@ -100,24 +100,69 @@ std::vector<std::unique_ptr<FlatBucket>> FlatBucket::make_all(const std::vector<
 void FlatBucket::add(Parameter* p, int64_t largest_bytes) {
   parameters_.push_back(p);
   offsets_.push_back(num_elements_);
-  num_elements_ += aligned(p->value.numel());
+  num_elements_ += aligned(p->box.numel());
   largest_bytes_ += largest_bytes;
+}
+
+void FlatBucket::set_stage(ZeroStage stage) {
+  is_cut_ = stage != ZeroStage::none && group_.size() > 1;
+  if (is_cut_) {
+    piece_elements_ = aligned((num_elements_ + group_.size() - 1) / group_.size());
+    num_elements_ = piece_elements_ * group_.size();
+  }
+  is_transient_ = is_cut_ && stage >= ZeroStage::gradients;
+}
+
+int64_t FlatBucket::gradient_bytes() const {
+  return (is_transient_ ? piece_elements_ : num_elements_) * dtype_size(dtype_);
+}
+
+int64_t FlatBucket::num_held() const {
+  int64_t held = 0;
+  for (const Parameter* p : parameters_) held += p->box.numel();
+  return divides_values_ ? num_updated() : held;
+}
+
+int64_t FlatBucket::num_updated() const {
+  int64_t updated = 0;
+  for (size_t i = 0; i < parameters_.size(); i++) {
+    const ShardRange own = is_cut_ ? own_part(i) : ShardRange{0, parameters_[i]->box.numel()};
+    updated += own.end - own.begin;
+  }
+  return updated;
+}
+
+/// Which elements of a parameter lie in this rank's piece.
+ShardRange FlatBucket::own_part(size_t i) const {
+  const int64_t begin = group_.rank() * piece_elements_, size = parameters_[i]->box.numel(),
+                from = std::clamp(begin - offsets_[i], int64_t{0}, size);
+  return {from, std::clamp(begin + piece_elements_ - offsets_[i], from, size)};
+}
+
+void FlatBucket::count_reduction() const {
+  if (piece_elements_ == 0) return group_.traffic().all_reduce(num_elements_ * dtype_size(dtype_));
+  group_.traffic().reduce_scatter(piece_elements_ * dtype_size(dtype_));
+}
+
+void FlatBucket::count_end() const {
+  const int64_t summed = piece_elements_ == 0 ? num_elements_ : piece_elements_;
+  if (ends_ != nullptr) ends_->traffic().all_reduce(summed * dtype_size(dtype_));
+  if (!divides_values_) count_gather();
+}
+
+void FlatBucket::count_gather() const {
+  if (is_cut()) group_.traffic().all_gather(piece_elements_ * dtype_size(dtype_));
 }
 
 void FlatBucket::allocate(ZeroStage stage) {
   for (Parameter* p : parameters_) p->leaf.grad_dtype = dtype_;
-  const bool is_cut = stage != ZeroStage::none && group_.size() > 1;
-  if (is_cut) {
-    piece_elements_ = aligned((num_elements_ + group_.size() - 1) / group_.size());
-    num_elements_ = piece_elements_ * group_.size();
-  }
-  is_transient_ = is_cut && stage >= ZeroStage::gradients;
+  set_stage(stage);
   if (!is_transient_) {
     gradients_ = group_.size() > 1 ? group_.shared_zeros({num_elements_}, dtype_, device_)
                                    : Tensor::zeros({num_elements_}, dtype_, device_);
     set_gradients();
   }
-  if (is_cut) return cut_into_pieces();
+  if (is_cut_) return cut_into_pieces();
   for (Parameter* p : parameters_)
     if (p->fill) std::exchange(p->fill, nullptr)();
 }
@@ -132,7 +177,7 @@ void FlatBucket::set_gradients() const {
 /// Values move into a buffer of the layout of the gradients, so that pieces are gathered in place. No more
 /// than a bucket and a parameter exist in full meanwhile.
 void FlatBucket::cut_into_pieces() {
-  const int64_t begin = group_.rank() * piece_elements_, end = begin + piece_elements_;
+  const int64_t begin = group_.rank() * piece_elements_;
   const DType dtype = parameters_[0]->value.dtype();
   values_ = divides_values_ ? Tensor::zeros({num_elements_}, dtype, device_)
                             : group_.shared_zeros({num_elements_}, dtype, device_);
@@ -148,8 +193,7 @@ void FlatBucket::cut_into_pieces() {
     value.copy_from(p.value);
     value.grad_ref = p.value.grad_ref;
     p.value = std::move(value);
-    const int64_t from = std::clamp(begin - offset, int64_t{0}, size),
-                  to = std::clamp(end - offset, from, size);
+    const auto [from, to] = own_part(i);
     p.piece = ShardRange{from, to};
     const int64_t first = to > from ? offset + from - begin : 0;
     p.piece_value = value_piece_.flat(first, to - from);

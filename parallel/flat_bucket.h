@@ -36,6 +36,19 @@ class FlatBucket {
   /// the replicas: buffers are allocated where they can reach them. To be called once.
   void allocate(ZeroStage stage);
 
+  /// The sizes that allocate() gives it, for a look at what is never allocated.
+  void set_stage(ZeroStage stage);
+  /// Of gradients that are kept from one backward to the next.
+  int64_t gradient_bytes() const;
+  /// Elements of parameters that this rank keeps, and that it updates.
+  int64_t num_held() const;
+  int64_t num_updated() const;
+  /// What start_reduction() and start_gather() send, counted without a call.
+  void count_reduction() const;
+  void count_gather() const;
+  /// The same of sum_over_ends() and, of values that are not divided, of the gather after an update.
+  void count_end() const;
+
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   /// The pipeline stage that uses them; 0 unless gradients are divided.
   int pipeline_stage() const { return pipeline_stage_; }
@@ -76,6 +89,7 @@ class FlatBucket {
   };
   static Place place_of(const Parameter& p, const std::vector<WeightUnit*>& units, ZeroStage stage);
   void add(Parameter* p, int64_t largest_bytes);
+  ShardRange own_part(size_t i) const;
   void cut_into_pieces();
   void set_gradients() const;
   void open();
@@ -90,7 +104,7 @@ class FlatBucket {
   int64_t num_elements_ = 0, largest_bytes_ = 0;  // of this rank's, of any rank's
   int64_t piece_elements_ = 0;                    // 0: not cut
   int pipeline_stage_ = 0;
-  bool is_transient_ = false, divides_values_ = false;
+  bool is_cut_ = false, is_transient_ = false, divides_values_ = false;
   bool has_sum_ = false;       // piece_ holds the sum of earlier micro-batches
   Tensor gradients_, values_;  // flat; values_: of a cut bucket
   Tensor value_piece_;         // of values_: a part of them, or all that stays

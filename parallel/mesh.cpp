@@ -129,6 +129,10 @@ void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& ru
     rules.require(width == 0 || o.etp <= width, "parallel.etp", "etp (", o.etp,
                   ") is above the width of an expert (", width, "); lower etp or raise model.moe.hidden");
   }
+  const bool sends_padding = o.dispatcher.kind != "all_gather" && o.dispatcher.kind != "hierarchical";
+  rules.require(!facts.model.pads_experts || sends_padding, "parallel.dispatcher", o.dispatcher.kind,
+                " cannot send as many rows as an expert has room for (model.moe.pad_to_capacity); use "
+                "all_to_all, or local with ep: 1");
   if (ep == 1) return;
   rules.require(o.dispatcher.kind != "local", "parallel.dispatcher", "local needs ep = 1, got ep = ", ep,
                 "; use all_to_all or set ep: 1");
@@ -139,6 +143,28 @@ void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& ru
   if (ep > facts.model.num_experts) {
     return rules.require(false, "parallel.ep", "expected at most num_experts (", facts.model.num_experts,
                          "), got ", ep, "; lower ep or raise num_experts");
+  }
+}
+
+/// Rules of nodes, and of the dispatcher that sends rows node by node.
+void check_nodes(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
+  const int64_t world = facts.world_size, ep = resolve_ep(o, facts), each = o.ranks_per_node.value_or(world);
+  rules.require(each >= 1 && world % std::max<int64_t>(1, each) == 0, "parallel.ranks_per_node",
+                "ranks_per_node (", each, ") must divide the world size (", world,
+                "); leave it at auto, or start a multiple of ", each, " ranks");
+  if (o.dispatcher.kind != "hierarchical" || each < 1 || world % (o.etp * ep * o.pp) != 0) return;
+  // An ep group has every etp-th of etp x ep consecutive ranks.
+  for (int64_t first = 0; first < world; first += o.etp * ep) {
+    std::vector<int> nodes;
+    for (int64_t i = 0; i < ep; i++) nodes.push_back(static_cast<int>((first + i * o.etp) / each));
+    if (regular_node_size(nodes, static_cast<int>(ep)) > 0) continue;
+    return rules.require(false, "parallel.dispatcher",
+                         "hierarchical needs as many ranks of an ep group on each "
+                         "of its nodes; with ranks_per_node (",
+                         each, ") the group of ep (", ep, ") x etp (", o.etp, ") from rank ", first,
+                         " is on nodes ", nodes.front(), " to ", nodes.back(),
+                         " unevenly; change ep or ranks_per_node so that one divides the other, or use "
+                         "all_to_all");
   }
 }
 
@@ -225,10 +251,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   if (!positive) return {};  // the products below would say nothing more
   const int64_t dp = check_world(options, facts, rules);
   check_experts(options, facts, rules);
-  const int64_t per_node = options.ranks_per_node.value_or(1);
-  rules.require(per_node >= 1 && facts.world_size % std::max<int64_t>(1, per_node) == 0,
-                "parallel.ranks_per_node", "ranks_per_node (", per_node, ") must divide the world size (",
-                facts.world_size, "); leave it at auto, or start a multiple of ", per_node, " ranks");
+  check_nodes(options, facts, rules);
   check_tensor(options, facts.model, rules);
   check_batch(dp, facts, rules);
   check_pipeline(options, facts, dp, rules);
@@ -292,66 +315,87 @@ std::vector<int> find_nodes(Communicator& world, int ranks_per_node) {
 
 }  // namespace
 
-std::vector<int> Mesh::nodes(Axis axis) const {
-  // Ranks of the group differ in this coordinate only.
-  const std::array dense = {Axis::tp, Axis::cp, Axis::dp, Axis::pp},
-                   expert = {Axis::etp, Axis::ep, Axis::edp, Axis::pp};
-  const bool in_dense = std::ranges::find(dense, axis) != dense.end();
+AxisCoords coords_of(const ParallelLayout& layout, int rank) {
+  AxisCoords coords;
+  const auto fill = [&](std::initializer_list<Axis> axes) {
+    int stride = 1;
+    for (const Axis axis : axes) {
+      const int n = degree(layout, axis);
+      coords[axis] = {rank / stride % n, n};
+      stride *= n;
+    }
+  };
+  fill({Axis::tp, Axis::cp, Axis::dp, Axis::pp});
+  fill({Axis::etp, Axis::ep, Axis::edp});  // pp is the dense grid's
+  return coords;
+}
+
+int rank_along(const ParallelLayout& layout, int rank, Axis axis, int index) {
+  const bool in_expert_grid = axis == Axis::etp || axis == Axis::ep || axis == Axis::edp;
   int stride = 1;
-  for (const Axis before : in_dense ? dense : expert) {
+  for (const Axis before : in_expert_grid ? std::array{Axis::etp, Axis::ep, Axis::edp, Axis::edp}
+                                          : std::array{Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {
     if (before == axis) break;
-    stride *= degree(layout_, before);
+    stride *= degree(layout, before);
   }
-  const int first = world_->rank() - coords_[axis].index * stride;
-  std::vector<int> nodes;
-  for (int i = 0; i < coords_[axis].size; i++)
-    nodes.push_back(node_of_rank_[static_cast<size_t>(first + i * stride)]);
-  return nodes;
+  return rank + (index - rank / stride % degree(layout, axis)) * stride;
 }
 
 Mesh::Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout)
     : world_(std::move(world)), layout_(layout) {
-  const int size = world_->size(), rank = world_->rank();
+  const int size = world_->size();
   SHOAL_CHECK(layout.tp * layout.cp * layout.dp * layout.pp == size &&
                   layout.etp * layout.ep * layout.edp * layout.pp == size,
               "Mesh: tp ", layout.tp, " x cp ", layout.cp, " x dp ", layout.dp, " x pp ", layout.pp,
               " and etp ", layout.etp, " x ep ", layout.ep, " x edp ", layout.edp, " x pp ", layout.pp,
               " must both equal the world size ", size);
-  const Axis dense[] = {Axis::tp, Axis::cp, Axis::dp, Axis::pp};
-  const Axis expert[] = {Axis::etp, Axis::ep, Axis::edp};  // pp is the dense grid's
-  auto add_axes = [&](std::span<const Axis> axes) {
-    int stride = 1;
-    for (const Axis axis : axes) {
-      const int n = degree(layout_, axis), index = rank / stride % n;
-      coords_[axis] = {index, n};
-      // The color is the lowest rank of the group: all coordinates but this one.
-      comms_[static_cast<size_t>(axis)] = n == 1
-                                              ? make_single_communicator()->split(0, 0, axis_name(axis))
-                                              : world_->split(rank - index * stride, index, axis_name(axis));
-      stride *= n;
-    }
-  };
-  add_axes(dense);
-  add_axes(expert);
-  node_of_rank_ = find_nodes(*world_, layout_.ranks_per_node);
-  const AxisCoord tp = coords_[Axis::tp], cp = coords_[Axis::cp], dp = coords_[Axis::dp];
+  coords_ = coords_of(layout_, world_->rank());
+  world_->traffic().set_nodes(find_nodes(*world_, layout_.ranks_per_node));
+  using Place = Communicator::Place;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp, Axis::etp, Axis::ep, Axis::edp}) {
+    const auto place = [&](int rank) {  // the color is the lowest rank of the group
+      return Place{rank_along(layout_, rank, axis, 0), coords_of(layout_, rank)[axis].index};
+    };
+    comms_[static_cast<size_t>(axis)] = coords_[axis].size == 1
+                                            ? make_single_communicator()->split(0, 0, axis_name(axis))
+                                            : world_->split_by(place, axis_name(axis));
+  }
+  const AxisCoord cp = coords_[Axis::cp], dp = coords_[Axis::dp], pp = coords_[Axis::pp];
   if (cp.size == 1 || dp.size == 1) {
     tokens_ = comms_[static_cast<size_t>(cp.size == 1 ? Axis::dp : Axis::cp)];
   } else {
-    tokens_ = world_->split(rank / (tp.size * cp.size * dp.size) * tp.size + tp.index, rank, "tokens");
+    const auto place = [&](int rank) {
+      const AxisCoords c = coords_of(layout_, rank);
+      return Place{c[Axis::pp].index * c[Axis::tp].size + c[Axis::tp].index, rank};
+    };
+    tokens_ = world_->split_by(place, "tokens");
   }
-  const AxisCoord stage = coords_[Axis::pp];
-  stage_ = stage.size == 1 ? world_ : world_->split(stage.index, rank, "stage");
-  const bool at_end = stage.index == 0 || stage.index == stage.size - 1;
-  ends_ = stage.size == 1
-              ? make_single_communicator()
-              : comm(Axis::pp).split(at_end ? 0 : 1 + stage.index, stage.index, "first and last stage");
+  const auto stage = [&](int rank) { return Place{coords_of(layout_, rank)[Axis::pp].index, rank}; };
+  stage_ = pp.size == 1 ? world_ : world_->split_by(stage, "stage");
+  const auto end = [&](int index) {
+    return Place{index == 0 || index == pp.size - 1 ? 0 : 1 + index, index};
+  };
+  ends_ = pp.size == 1 ? make_single_communicator() : comm(Axis::pp).split_by(end, "first and last stage");
 }
+
+namespace {
+
+/// Which part of how many a rank holds of a parameter.
+AxisCoord whole_part(const Placement& placement, const AxisCoords& coords) {
+  AxisCoord whole;
+  for (const ShardedDim& sharded : placement.sharded) {
+    if (sharded.dim < 0) continue;
+    const AxisCoord part = part_of(sharded, coords);
+    whole = {whole.index * part.size + part.index, whole.size * part.size};
+  }
+  return whole;
+}
+
+}  // namespace
 
 Communicator& Mesh::replicas(const Placement& placement) const {
   Cut cut{};  // no text: this is asked for every parameter of every step
   cut[0] = static_cast<int>(placement.grid);
-  int part = 0, num_parts = 1;
   for (size_t i = 0; i < placement.sharded.size(); i++) {
     const ShardedDim& sharded = placement.sharded[i];
     if (sharded.dim < 0) continue;
@@ -360,11 +404,10 @@ Communicator& Mesh::replicas(const Placement& placement) const {
     cut[1 + 3 * i] = static_cast<int>(sharded.axis);
     cut[2 + 3 * i] = coord.size;
     cut[3 + 3 * i] = sharded.within ? 1 : 0;
-    part = part * coord.size + coord.index;
-    num_parts *= coord.size;
   }
   std::shared_ptr<Communicator>& group = replicas_[cut];
   if (group) return *group;
+  const int num_parts = whole_part(placement, coords_).size;
   if (num_parts == 1) return *(group = stage_);
   // Groups along one axis exist already.
   const bool dense = placement.grid == Grid::dense;
@@ -376,7 +419,11 @@ Communicator& Mesh::replicas(const Placement& placement) const {
         [&](const ShardedDim& s) { return s.dim >= 0 && s.axis == axis && part_of(s, coords_).size > 1; });
     if (!is_cut && degree(layout_, axis) == rest) return *(group = comms_[static_cast<size_t>(axis)]);
   }
-  group = stage_->split(part, stage_->rank(), dense ? "replicas" : "expert replicas");
+  const int first = coords_[Axis::pp].index * stage_->size();  // of the stage, in the world
+  const auto place = [&](int rank) {
+    return Communicator::Place{whole_part(placement, coords_of(layout_, first + rank)).index, rank};
+  };
+  group = stage_->split_by(place, dense ? "replicas" : "expert replicas");
   return *group;
 }
 

@@ -64,6 +64,7 @@ struct ModelSizes {
   int64_t narrowest_ffn = 0;        // the smallest width of dense FFNs and shared experts
   int64_t expert_width = 0;         // of a routed expert
   int64_t layers = 0;               // that pipeline stages can have
+  bool pads_experts = false;        // they get as many rows as they have room for
 };
 
 /// What the layout must fit.
@@ -84,10 +85,16 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
 /// sequence.
 int64_t auto_micro_batches(int64_t sequences, const ParallelLayout& layout);
 
+/// The coordinates of a rank of the world in both grids.
+AxisCoords coords_of(const ParallelLayout& layout, int rank);
+/// The rank of the world that differs from `rank` in one coordinate alone, which is `index`.
+int rank_along(const ParallelLayout& layout, int rank, Axis axis, int index);
+
 class Mesh {
  public:
-  /// Collective over the world (splits it). Ranks are numbered tp fastest, then cp, dp, pp; in the expert
-  /// grid etp fastest, then ep, edp, pp.
+  /// Collective over the world (splits it), whose nodes it sets, numbered in the order of their first rank.
+  /// Ranks are numbered tp fastest, then cp, dp, pp; in the expert grid etp fastest, then ep, edp, pp. An
+  /// imagined world needs ranks_per_node.
   Mesh(std::shared_ptr<Communicator> world, const ParallelLayout& layout);
 
   const ParallelLayout& layout() const { return layout_; }
@@ -95,9 +102,6 @@ class Mesh {
   Communicator& world() const { return *world_; }
   /// This rank's group along an axis; a group of one for axes of size 1.
   Communicator& comm(Axis axis) const { return *comms_[static_cast<size_t>(axis)]; }
-  /// The node of each rank of this rank's group along an axis: nodes are numbered in the order of their first
-  /// rank of the world.
-  std::vector<int> nodes(Axis axis) const;
   /// Ranks that hold different tokens: dp x cp. Losses, labels and dense gradients are summed over it.
   Communicator& tokens() const { return *tokens_; }
   /// Ranks that hold different sequences: dp. What routers count is summed over it, because the ranks that
@@ -117,7 +121,6 @@ class Mesh {
   std::shared_ptr<Communicator> world_;
   ParallelLayout layout_;
   AxisCoords coords_;
-  std::vector<int> node_of_rank_;  // of the world
   std::array<std::shared_ptr<Communicator>, kNumAxes> comms_;
   std::shared_ptr<Communicator> tokens_;
   std::shared_ptr<Communicator> stage_;  // all ranks with this pp coordinate

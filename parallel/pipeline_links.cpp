@@ -12,18 +12,23 @@ PipelineLinks::PipelineLinks(Communicator& ranks, bool ring) {
   const int num_pairs = ring && p > 2 ? p : p - 1;
   const auto turn_of = [&](int pair) { return pair == p - 1 && p % 2 == 1 ? 2 : pair % 2; };
   for (int turn = 0; turn < 3; turn++) {
-    int mine = -1;
+    const auto pair_of = [&](int rank) {
+      for (int pair = 0; pair < num_pairs; pair++)
+        if (turn_of(pair) == turn && (rank == pair || rank == (pair + 1) % p)) return pair;
+      return -1;
+    };
     bool any = false;
-    for (int pair = 0; pair < num_pairs; pair++) {
-      if (turn_of(pair) != turn) continue;
-      any = true;
-      if (me == pair || me == (pair + 1) % p) mine = pair;
-    }
+    for (int pair = 0; pair < num_pairs; pair++) any |= turn_of(pair) == turn;
     if (!any) continue;
+    const int mine = pair_of(me);
     for (const bool ahead : {true, false}) {
-      const bool sends = (me == mine) == ahead;
-      const int color = mine >= 0 ? mine : p + me;
-      std::shared_ptr<Communicator> group = ranks.split(color, sends ? 0 : 1, ranks.name());
+      const auto sends_first = [&](int rank) { return (rank == pair_of(rank)) == ahead; };
+      const auto place = [&](int rank) {
+        const int pair = pair_of(rank);
+        return Communicator::Place{pair >= 0 ? pair : p + rank, sends_first(rank) ? 0 : 1};
+      };
+      const bool sends = sends_first(me);
+      std::shared_ptr<Communicator> group = ranks.split_by(place, ranks.name());
       if (mine < 0) continue;
       const int other = me == mine ? (mine + 1) % p : mine;
       (sends ? to_ : from_)[other] = std::move(group);

@@ -19,6 +19,9 @@ class PipelineLinks {
   // expects.
   Work send(const Tensor& message, int to) const;
   Work receive(const Tensor& message, int from) const;
+  /// What such calls send.
+  void count_send(int64_t bytes, int to) const { to_.at(to)->traffic().broadcast(bytes, 0); }
+  void count_receive(int64_t bytes, int from) const { from_.at(from)->traffic().broadcast(bytes, 0); }
 
  private:
   std::map<int, std::shared_ptr<Communicator>> to_, from_;  // by the neighbour's rank

@@ -33,6 +33,20 @@ Tensor TokenSplit::linear_scatter(const Tensor& x, const Tensor& weight, const T
   return bias.defined() ? add_row_bias(rows, bias) : rows;
 }
 
+void TokenSplit::count_gather(int64_t num_tokens, int64_t row_bytes, PassHalf half) const {
+  if (!is_split()) return;
+  if (half == PassHalf::forward) return shoal::count_gather(group_, offsets(num_tokens), row_bytes);
+  count_sum(group_, offsets(num_tokens), row_bytes);
+}
+
+void TokenSplit::count_gather_replicated(int64_t num_tokens, int64_t row_bytes, PassHalf half) const {
+  if (half == PassHalf::forward) count_gather(num_tokens, row_bytes, half);
+}
+
+void TokenSplit::count_scatter(int64_t num_tokens, int64_t row_bytes, PassHalf half) const {
+  count_gather(num_tokens, row_bytes, half == PassHalf::forward ? PassHalf::backward : PassHalf::forward);
+}
+
 Tensor TokenSplit::own_rows(const Tensor& all_rows) const {
   if (!is_split()) return all_rows;
   const ShardRange mine = own(all_rows.size(0));

@@ -39,6 +39,11 @@ class TokenSplit {
   /// This rank's rows of something that all ranks have; the others take no gradient.
   Tensor own_rows(const Tensor& all_rows) const;
 
+  // What gather, gather_replicated and scatter of rows of that size send in one half of a pass.
+  void count_gather(int64_t num_tokens, int64_t row_bytes, PassHalf half) const;
+  void count_gather_replicated(int64_t num_tokens, int64_t row_bytes, PassHalf half) const;
+  void count_scatter(int64_t num_tokens, int64_t row_bytes, PassHalf half) const;
+
  private:
   std::vector<int64_t> offsets(int64_t num_tokens) const;
   Communicator& group_;

@@ -132,7 +132,8 @@ Parameter& Module::add_parameter(const BuildContext& context, const std::string&
     parameter->box.start.set(0, 0);
     parameter->box.extent.set(0, 0);
   }
-  parameter->value = Tensor::empty(parameter->box.extent, context.dtype, context.device);
+  parameter->value =
+      Tensor::empty(context.shapes_only ? Shape{0} : parameter->box.extent, context.dtype, context.device);
   parameter->leaf.grad_dtype = context.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (context.fill_later && context.held) {
     parameter->value.release_memory();
@@ -140,7 +141,7 @@ Parameter& Module::add_parameter(const BuildContext& context, const std::string&
       p->value.allocate_memory();
       fill_init(*p, init, seed);
     };
-  } else {
+  } else if (!context.shapes_only) {
     fill_init(*parameter, init, context.seed);
   }
   parameter->value.grad_ref.leaf = &parameter->leaf;

@@ -21,6 +21,8 @@ struct BuildContext {
   AxisCoords coords;
   bool held = true;         // whether this pipeline stage holds the parameters (Parameter::held)
   bool fill_later = false;  // held parameters get memory and values from Parameter::fill
+  /// Parameters get no memory and no values: to look at what a model is made of.
+  bool shapes_only = false;
 
   /// The dtype of what flows between layers.
   DType compute_dtype() const { return bf16 ? DType::bf16 : dtype; }

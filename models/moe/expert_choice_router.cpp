@@ -27,6 +27,8 @@ class ExpertChoiceRouter final : public Router {
                              Init::normal(context.init_std), ParamKind::router);
   }
 
+  RouterGathers gathers() const override { return {.ids = context_.num_experts}; }
+
   Routing route(const RouteInput& input) override {
     const bool training = input.context.pass != Pass::evaluate;
     RouteSpec spec;

@@ -129,14 +129,13 @@ Tensor Experts::forward_part(const Tensor& x_RD, const std::vector<int64_t>& row
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
                    const TokenSplit& split, const ModelContext& context, const BuildContext& build)
-    : options_(options), shape_(shape), sequences_(context.mesh->sequences()), split_(split) {
+    : options_(options), shape_(shape), mesh_(*context.mesh), split_(split) {
   const RouterContext router{build.child("router"), shape.hidden_size,    options.num_experts,
                              options.top_k,         shape.num_moe_layers, shape.init_std};
   router_ = RouterRegistry::make(options.router, router);
   add_module(*router_);
   dispatcher_ = DispatcherRegistry::make(
-      *context.dispatcher,
-      DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts, context.mesh->nodes(Axis::ep)});
+      *context.dispatcher, DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts});
   experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, context.mesh->comm(Axis::etp),
                                        build.child("experts"));
   add_module(*experts_);
@@ -156,7 +155,7 @@ Routing MoeLayer::route(const Tensor& x_TD, const ModelBatch& batch, const Forwa
   const ProfileSection section("router");
   // Routers never see bf16: a rounded score could change the choice.
   const Tensor& router_x = x_TD.dtype() == DType::bf16 ? cast(x_TD, DType::f32) : x_TD;
-  Routing routing = router_->route({router_x, batch, context, sequences_, step_counts_E_, split_});
+  Routing routing = router_->route({router_x, batch, context, mesh_.sequences(), step_counts_E_, split_});
   Tensor dropped;
   // A measuring pass must see what the training pass will see.
   if (options_.capacity_factor > 0 && context.pass != Pass::evaluate) {
@@ -201,17 +200,17 @@ Tensor MoeLayer::shared_forward(const Tensor& x_TD, int64_t num_tokens) const {
   return y_TD;
 }
 
-int64_t MoeLayer::rows_each(const Routing& routing, const ModelBatch& batch,
-                            const ForwardContext& context) const {
-  if (!options_.pad_to_capacity || context.pass == Pass::evaluate) return Dispatcher::kAsNeeded;
-  const int64_t num_tokens = routing.expert_ids_TK.size(0), choices = routing.expert_ids_TK.size(1);
+int64_t MoeLayer::rows_each(const AxisCoords& rank, int64_t batch, int64_t seq, int64_t choices,
+                            Pass pass) const {
+  if (!options_.pad_to_capacity || pass == Pass::evaluate) return Dispatcher::kAsNeeded;
   const bool by_sequence = options_.capacity_scope == "sequence";
-  const ShardRange own = split_.own(batch.num_tokens());
+  const int64_t held = context_runs(seq, rank[Axis::cp]).rows(), num_tokens = batch * held;
+  const ShardRange own = shard_range(num_tokens, rank[Axis::tp]);
   if (own.begin == own.end) return 0;
-  const int64_t capacity = expert_capacity(options_.capacity_factor, choices,
-                                           by_sequence ? batch.seq : num_tokens, options_.num_experts);
+  const int64_t capacity = expert_capacity(options_.capacity_factor, choices, by_sequence ? seq : batch * seq,
+                                           options_.num_experts);
   // Of how many groups this rank has rows; each is shared by context parallel ranks.
-  const int64_t group = by_sequence ? split_.context().own(batch.seq).rows() : batch.num_tokens();
+  const int64_t group = by_sequence ? held : num_tokens;
   const int64_t num_groups = (own.end - 1) / group - own.begin / group + 1;
   return std::min(own.end - own.begin, num_groups * capacity);
 }
@@ -245,7 +244,9 @@ MoeLayer::Output MoeLayer::forward(const Tensor& x_TD, const ModelBatch& batch,
                                    const ForwardContext& context) {
   const ProfileScope scope("moe", -1, "dispatch, combine");
   const Routing routing = route(x_TD, batch, context);
-  const auto [routed_TD, shared_TD] = compute(x_TD, routing, batch, rows_each(routing, batch, context));
+  const auto [routed_TD, shared_TD] =
+      compute(x_TD, routing, batch,
+              rows_each(mesh_.coords(), batch.batch, batch.seq, routing.expert_ids_TK.size(1), context.pass));
   const Tensor y_TD = shared_TD.defined() ? add(routed_TD, shared_TD) : routed_TD;
   return {y_TD, routing.aux_loss, routing.z_loss};
 }

@@ -92,6 +92,8 @@ class MoeLayer final : public Module {
 
   /// The experts' weights: used apart from the rest of the layer.
   WeightUnit& experts_unit() { return experts_->unit(); }
+  /// What one half of a pass sends with balanced routing; numbers between layers have that dtype.
+  void count(const PassSizes& sizes, DType compute, Pass pass, PassHalf half) const;
 
   int64_t num_experts() const { return options_.num_experts; }
   Router& router() { return *router_; }
@@ -110,8 +112,11 @@ class MoeLayer final : public Module {
  private:
   Routing route(const Tensor& x_TD, const ModelBatch& batch, const ForwardContext& context);
   void count(const Routing& routing, const Tensor& dropped, const ModelBatch& batch);
-  /// Rows that each expert has at most for the tokens of this rank, or Dispatcher::kAsNeeded.
-  int64_t rows_each(const Routing& routing, const ModelBatch& batch, const ForwardContext& context) const;
+  /// Rows that each expert has at most for the tokens of a rank with these coordinates, or
+  /// Dispatcher::kAsNeeded; choices: experts that the router names for each token.
+  int64_t rows_each(const AxisCoords& rank, int64_t batch, int64_t seq, int64_t choices, Pass pass) const;
+  /// What the ranks of the ep group of `rank` have for each expert.
+  RoutedRows balanced_rows(int rank, const PassSizes& sizes, DType compute, Pass pass) const;
   Tensor shared_forward(const Tensor& x_TD, int64_t num_tokens) const;
   /// All experts' results of x and the shared expert's, each undefined when there is none.
   struct Results {
@@ -121,7 +126,7 @@ class MoeLayer final : public Module {
 
   MoeOptions options_;
   MoeShape shape_;
-  Communicator& sequences_;
+  const Mesh& mesh_;
   const TokenSplit& split_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Dispatcher> dispatcher_;

@@ -64,8 +64,16 @@ struct RouterOptions : Options {
   }
 };
 
+/// What a router gathers of other ranks' tokens, for the prediction of traffic.
+struct RouterGathers {
+  bool logits = true;      // all_rows() of one number per expert
+  bool token_ids = false;  // all_token_ids()
+  int64_t ids = 0;         // experts that it names for each token
+};
+
 class Router : public Module {
  public:
+  virtual RouterGathers gathers() const = 0;
   /// Collective over input.sequences when the router says so (global auxiliary loss).
   virtual Routing route(const RouteInput& input) = 0;
   /// The loss needs the assignments of the whole step before its first backward.

@@ -75,6 +75,7 @@ class TopKRouter final : public Router {
       bias_ = &add_buffer(context.build, "bias", Tensor::zeros({E}, DType::f32, context.build.device));
   }
 
+  RouterGathers gathers() const override { return {.ids = context_.top_k}; }
   bool needs_step_counts() const override { return options_.aux_coeff > 0 && options_.aux_scope == "global"; }
   Tensor bias() const override { return bias_ ? bias_->value : Tensor{}; }
 

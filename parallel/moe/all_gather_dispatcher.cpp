@@ -72,7 +72,6 @@ class AllGatherDispatcher final : public Dispatcher {
  public:
   explicit AllGatherDispatcher(const DispatcherContext& context)
       : group_(context.group), num_experts_(context.num_experts) {
-    if (group_ != nullptr) meter_ = TrafficMeter(context.nodes, group_->rank());
     SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
                 "all_gather dispatcher: expected an ep group of at most num_experts (", num_experts_,
                 ") ranks");
@@ -88,7 +87,6 @@ class AllGatherDispatcher final : public Dispatcher {
     SHOAL_CHECK(x_TD.dims() == 2 && x_TD.size(0) == expert_ids_TK.size(0),
                 "all_gather dispatcher: expected x [T, D] with the T of expert_ids_TK ",
                 expert_ids_TK.shape(), ", got ", x_TD.shape());
-    count_rows(x_TD);
     Dispatched dispatched{apply(TakeTokens(*group_, plan), x_TD), plan->rows_per_expert, plan};
     return Pending<Dispatched>([dispatched] { return dispatched; });
   }
@@ -98,19 +96,36 @@ class AllGatherDispatcher final : public Dispatcher {
     plan_of<AllGatherPlan>(plan, "all_gather");
     auto own = std::static_pointer_cast<const AllGatherPlan>(plan);
     const SortedAssignments& s = own->own;
-    count_rows(y_RD);
     const Tensor y_ND = apply(TakeResults(*group_, own), y_RD);
     const Tensor y = combine_rows(y_ND, weights_TK, s.slots_TK, s.row_N, s.choice_N);
     return Pending<Tensor>([y] { return y; });
   }
 
-  DispatchTraffic traffic() const override { return meter_.total(); }
+  void count(const RoutedRows& rows, PassHalf half) const override {
+    const std::vector<int64_t> tokens = offsets_of(rows.tokens_R);
+    std::vector<int64_t> sent, used(static_cast<size_t>(group_->size()), 0);
+    for (const std::vector<int64_t>& counts_E : rows.counts_RE) {
+      const std::vector<int64_t> by_rank = rows_per_rank(counts_E, group_->size());
+      sent.push_back(std::accumulate(by_rank.begin(), by_rank.end(), int64_t{0}));
+      for (size_t r = 0; r < used.size(); r++) used[r] += by_rank[r];
+    }
+    if (half == PassHalf::backward) {
+      count_gather(*group_, offsets_of(sent), rows.row_bytes);
+      return count_gather(*group_, offsets_of(used), rows.row_bytes);
+    }
+    constexpr int64_t kIndexBytes = 8, kIdBytes = 4;
+    for (int i = 0; i < 2; i++) group_->traffic().all_gather(kIndexBytes);  // numbers of tokens, of rows
+    count_gather(*group_, tokens, rows.ids * kIdBytes);
+    count_gather(*group_, offsets_of(sent), kIndexBytes);
+    count_gather(*group_, tokens, rows.row_bytes);
+    count_gather(*group_, offsets_of(used), rows.row_bytes);
+  }
 
  private:
-  /// All of them go to every other rank.
-  void count_rows(const Tensor& x) {
-    const std::vector<int64_t> rows(static_cast<size_t>(group_->size()), x.size(0));
-    meter_.sent(rows, x.size(1) * dtype_size(x.dtype()));
+  static std::vector<int64_t> offsets_of(const std::vector<int64_t>& rows) {
+    std::vector<int64_t> offsets(rows.size() + 1, 0);
+    std::partial_sum(rows.begin(), rows.end(), offsets.begin() + 1);
+    return offsets;
   }
   std::shared_ptr<const AllGatherPlan> make_plan(const Tensor& expert_ids_TK) {
     auto plan = std::make_shared<AllGatherPlan>();
@@ -152,7 +167,6 @@ class AllGatherDispatcher final : public Dispatcher {
 
   Communicator* group_;
   int64_t num_experts_;
-  TrafficMeter meter_;
 };
 
 const bool registered = DispatcherRegistry::add<NoOptions>(

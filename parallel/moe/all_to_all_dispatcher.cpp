@@ -89,7 +89,6 @@ class AllToAllDispatcher final : public Dispatcher {
  public:
   AllToAllDispatcher(const AllToAllOptions& options, const DispatcherContext& context)
       : group_(context.group), num_experts_(context.num_experts) {
-    if (group_ != nullptr) meter_ = TrafficMeter(context.nodes, group_->rank());
     SHOAL_CHECK(group_ != nullptr && num_experts_ >= group_->size(),
                 "all_to_all dispatcher: expected an ep group of at most num_experts (", num_experts_,
                 ") ranks");
@@ -105,7 +104,6 @@ class AllToAllDispatcher final : public Dispatcher {
     Counts counts = sort(expert_ids_TK, rows_each, {}, plan->sorted);
     plan->send_rows = rows_per_rank(plan->sorted.counts_E, group_->size());
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
-    count_rows(plan->send_rows, x_ND);
     plan->arrival = arrival_of(0, counts.wait(), num_local(), x_TD.device(), rows_each);
     if (group_->size() == 1) {
       Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, plan};
@@ -126,7 +124,6 @@ class AllToAllDispatcher final : public Dispatcher {
       return combine_sorted(y_ND, weights_TK, plan_of<AllToAllPlan>(plan, "all_to_all").sorted);
     };
     if (group_->size() == 1) return Pending<Tensor>([y, finish] { return finish(y); });
-    count_rows(p.arrival.recv_rows, y);
     const StartedExchange rows = all_to_all_start(y, *group_, p.arrival.recv_rows, p.send_rows);
     return Pending<Tensor>([rows, finish] { return finish(all_to_all_wait(rows)); });
   }
@@ -150,20 +147,27 @@ class AllToAllDispatcher final : public Dispatcher {
       }
       parts.push_back({own, arrival_of(part, of_part, own.end - own.begin, device, rows_each)});
       rows.push_back({sent_rows(sorted.counts_E, part), parts.back().arrival.recv_rows});
-      count_rows(rows.back().send_rows, x_ND);
-      count_rows(rows.back().recv_rows, x_ND);  // of the way back
     }
     auto result = std::make_unique<AllToAllParts>(std::move(sorted), std::move(parts), num_local());
     result->start(x_ND, std::make_shared<PartedExchange>(*group_, std::move(rows)));
     return result;
   }
 
-  DispatchTraffic traffic() const override { return meter_.total(); }
+  void count(const RoutedRows& rows, PassHalf half) const override {
+    TrafficCounter& traffic = group_->traffic();
+    const auto me = static_cast<size_t>(group_->rank());
+    if (half == PassHalf::forward) traffic.all_to_all(experts_per_rank_, dtype_size(DType::i64));
+    for (int64_t part = 0; part < num_parts_; part++) {
+      std::vector<int64_t> back;
+      for (const std::vector<int64_t>& counts_E : rows.counts_RE)
+        back.push_back(sent_rows(counts_E, part)[me]);
+      traffic.all_to_all(sent_rows(rows.counts_RE[me], part), rows.row_bytes);  // or gradients of the results
+      traffic.all_to_all(back, rows.row_bytes);
+    }
+  }
+  int64_t num_parts() const override { return num_parts_; }
 
  private:
-  void count_rows(const std::vector<int64_t>& rows, const Tensor& x) {
-    meter_.sent(rows, x.size(1) * dtype_size(x.dtype()));
-  }
   /// The counts that travel while rows are being put in order.
   struct Counts {
     Tensor sent, arriving;  // of the host
@@ -255,7 +259,6 @@ class AllToAllDispatcher final : public Dispatcher {
   };
   Communicator* group_;
   int64_t num_experts_, num_parts_ = 1;
-  TrafficMeter meter_;
   std::vector<int64_t> experts_per_rank_;
   std::vector<KnownOrder> known_;  // of each part
   Tensor place_E_;

@@ -10,7 +10,7 @@
 #include "core/base/registry.h"
 #include "core/tensor/tensor.h"
 #include "parallel/communicator.h"
-#include "parallel/moe/traffic.h"
+#include "parallel/moe/balanced_routing.h"
 
 namespace shoal {
 
@@ -60,14 +60,15 @@ class Dispatcher {
                                                           int64_t /*rows_each*/) {
     return nullptr;
   }
-  /// Since it was made.
-  virtual DispatchTraffic traffic() const { return {}; }
+  /// Counts, in the traffic of its groups, what dispatch and combine of such rows send in one half of a pass.
+  virtual void count(const RoutedRows& rows, PassHalf half) const = 0;
+  /// How many parts dispatch_parts makes; 1 without.
+  virtual int64_t num_parts() const { return 1; }
 };
 
 struct DispatcherContext {
   Communicator* group = nullptr;  // the ep group
   int64_t num_experts = 0;        // E, all ranks; rank r holds shard_range(E, {r, size})
-  std::vector<int> nodes = {};    // that of each rank of the group; empty: all are on one
 };
 /// Kinds: local (ep = 1), all_gather (simple; the reference), all_to_all (variable counts), hierarchical (two
 /// levels; rows of an expert are sorted by the rank that they came through, then by node, then by token).

@@ -31,4 +31,14 @@ Tensor ExpertSplit::scatter(const Tensor& partial_RD, const Gathered& gathered) 
   return reduce_scatter(rows, *group_, gathered.offsets);
 }
 
+void ExpertSplit::count(const std::vector<int64_t>& rows_of_rank, int64_t num_experts, int64_t row_bytes,
+                        PassHalf half) const {
+  if (!is_split()) return;
+  std::vector<int64_t> offsets(rows_of_rank.size() + 1, 0);
+  std::partial_sum(rows_of_rank.begin(), rows_of_rank.end(), offsets.begin() + 1);
+  if (half == PassHalf::forward) group_->traffic().all_gather(num_experts * dtype_size(DType::i64));
+  count_gather(*group_, offsets, row_bytes);  // of the rows, or of the gradient of the results
+  count_sum(*group_, offsets, row_bytes);
+}
+
 }  // namespace shoal

@@ -32,6 +32,11 @@ class ExpertSplit {
   /// This rank's rows of the sum of what the ranks have computed of all rows. Collective.
   Tensor scatter(const Tensor& partial_RD, const Gathered& gathered) const;
 
+  /// What gather and scatter send in one half of a pass: rows_of_rank of that size, of num_experts local
+  /// experts.
+  void count(const std::vector<int64_t>& rows_of_rank, int64_t num_experts, int64_t row_bytes,
+             PassHalf half) const;
+
  private:
   Communicator* group_;
 };

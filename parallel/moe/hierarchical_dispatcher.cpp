@@ -31,23 +31,21 @@ class HierarchicalDispatcher final : public Dispatcher {
                 "hierarchical dispatcher: expected an ep group of at most num_experts (", context.num_experts,
                 ") ranks");
     Communicator& group = *context.group;
-    const int ranks = group.size(), per_node = ranks_per_node(context);
+    const int ranks = group.size(), per_node = ranks_per_node(group.traffic().nodes(), ranks);
     num_nodes_ = ranks / per_node;
     for (int node = 0; node <= num_nodes_; node++)
       first_expert_.push_back(node == num_nodes_
                                   ? context.num_experts
                                   : shard_range(context.num_experts, {node * per_node, ranks}).begin);
-    const int node = group.rank() / per_node, place = group.rank() % per_node;
-    within_ = group.split(node, place, "ep within node");
-    across_ = group.split(place, node, "ep across nodes");
-    std::vector<int> nodes(static_cast<size_t>(num_nodes_));
-    std::iota(nodes.begin(), nodes.end(), 0);
-    between_ = TrafficMeter(nodes, node);
+    const int node = group.rank() / per_node;
+    using Place = Communicator::Place;
+    within_ = group.split_by([&](int r) { return Place{r / per_node, r % per_node}; }, "ep within node");
+    across_ = group.split_by([&](int r) { return Place{r % per_node, r / per_node}; }, "ep across nodes");
     // Its experts are those of this node: shards of consecutive ranks are shards of what they hold together.
     const auto n = static_cast<size_t>(node);
-    inner_ = DispatcherRegistry::make(
-        Choice{"all_to_all", nullptr},
-        DispatcherContext{within_.get(), first_expert_[n + 1] - first_expert_[n], {}});
+    inner_ =
+        DispatcherRegistry::make(Choice{"all_to_all", nullptr},
+                                 DispatcherContext{within_.get(), first_expert_[n + 1] - first_expert_[n]});
   }
 
   Pending<Dispatched> dispatch(const Tensor& x_TD, const Tensor& expert_ids_TK, int64_t rows_each) override {
@@ -66,7 +64,6 @@ class HierarchicalDispatcher final : public Dispatcher {
     exchange_counts(*plan);
     const Tensor ids_RK = exchange_ids(*plan, ids, top_k, device);
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
-    count_between(plan->send_rows, x_ND);
     const StartedExchange rows = all_to_all_start(x_ND, *across_, plan->send_rows, plan->recv_rows);
     return Pending<Dispatched>([this, rows, ids_RK, plan] {
       Dispatched dispatched = inner_->dispatch(all_to_all_wait(rows), ids_RK).wait();
@@ -83,7 +80,6 @@ class HierarchicalDispatcher final : public Dispatcher {
     const Tensor weights_RK =
         all_to_all_wait(all_to_all_start(weights_NK, *across_, p.send_rows, p.recv_rows));
     const Tensor sums_RD = inner_->combine(y_RD, weights_RK, p.inner).wait();
-    count_between(p.recv_rows, sums_RD);
     const StartedExchange rows = all_to_all_start(sums_RD, *across_, p.recv_rows, p.send_rows);
     return Pending<Tensor>([rows, plan] {
       const auto& own = plan_of<HierarchicalPlan>(plan, "hierarchical");
@@ -92,35 +88,53 @@ class HierarchicalDispatcher final : public Dispatcher {
     });
   }
 
-  DispatchTraffic traffic() const override {
-    DispatchTraffic all = inner_->traffic();
-    all += between_.total();
-    return all;
+  void count(const RoutedRows& rows, PassHalf half) const override {
+    const int per_node = within_->size(), node = across_->rank(), place = within_->rank();
+    const auto n = static_cast<size_t>(node);
+    const auto to_nodes = [&](int rank) {
+      return rows.routing.tokens_in_ranges(rows.tokens_R[static_cast<size_t>(rank)], first_expert_);
+    };
+    // What the ranks of this node get of those with their place on other nodes, and spread.
+    RoutedRows inner = rows;
+    inner.tokens_R.assign(static_cast<size_t>(per_node), 0);
+    inner.counts_RE.assign(static_cast<size_t>(per_node), {});
+    std::vector<int64_t> arriving(static_cast<size_t>(num_nodes_), 0);
+    for (int p = 0; p < per_node; p++) {
+      auto& counts = inner.counts_RE[static_cast<size_t>(p)];
+      counts.assign(static_cast<size_t>(first_expert_[n + 1] - first_expert_[n]), 0);
+      for (int m = 0; m < num_nodes_; m++) {
+        const auto& from = rows.counts_RE[static_cast<size_t>(m * per_node + p)];
+        for (size_t e = 0; e < counts.size(); e++)
+          counts[e] += from[static_cast<size_t>(first_expert_[n]) + e];
+      }
+    }
+    for (int m = 0; m < num_nodes_; m++) arriving[static_cast<size_t>(m)] = to_nodes(m * per_node + place)[n];
+    const std::vector<int64_t> leaving = to_nodes(node * per_node + place);
+    TrafficCounter& traffic = across_->traffic();
+    if (half == PassHalf::forward) {
+      constexpr int64_t kCountBytes = 8, kIdBytes = 4;
+      traffic.all_to_all(std::vector<int64_t>(static_cast<size_t>(num_nodes_), 1), kCountBytes);
+      traffic.all_to_all(leaving, rows.ids * kIdBytes);
+    }
+    traffic.all_to_all(leaving, rows.row_bytes);
+    traffic.all_to_all(arriving, rows.row_bytes);
+    traffic.all_to_all(half == PassHalf::forward ? leaving : arriving, rows.ids * rows.weight_bytes);
+    inner_->count(inner, half);
   }
 
  private:
   /// Throws UsageError unless the ranks lie node by node, as many on each.
-  static int ranks_per_node(const DispatcherContext& context) {
-    const int ranks = context.group->size();
-    if (context.nodes.empty()) return ranks;
-    const int first = static_cast<int>(std::ranges::count(context.nodes, context.nodes.front()));
-    bool regular = ranks % first == 0;
-    for (int r = 0; r < ranks && regular; r++) {
-      const int node = context.nodes[static_cast<size_t>(r)];
-      regular = node == context.nodes[static_cast<size_t>(r / first * first)] &&
-                std::ranges::count(context.nodes, node) == first;
-    }
-    if (!regular) {
-      std::string nodes;
-      for (const int node : context.nodes) nodes += str(nodes.empty() ? "" : " ", node);
-      throw UsageError(
-          str("config parallel.dispatcher: hierarchical needs the ranks of an expert parallel group node "
-              "by node, as many on each; they are on nodes ",
-              nodes,
-              "; place ranks by slot (mpirun --map-by slot), set parallel.ranks_per_node, or use "
-              "all_to_all"));
-    }
-    return first;
+  static int ranks_per_node(const std::vector<int>& nodes, int ranks) {
+    const int each = regular_node_size(nodes, ranks);
+    if (each > 0) return each;
+    std::string text;
+    for (const int node : nodes) text += str(text.empty() ? "" : " ", node);
+    throw UsageError(
+        str("config parallel.dispatcher: hierarchical needs the ranks of an expert parallel group node "
+            "by node, as many on each; they are on nodes ",
+            text,
+            "; place ranks by slot (mpirun --map-by slot), set parallel.ranks_per_node, or use "
+            "all_to_all"));
   }
   /// In the dtype of gate weights: f32 unless x is f64.
   static Tensor ones(const Shape& shape, const Tensor& x) {
@@ -132,9 +146,6 @@ class HierarchicalDispatcher final : public Dispatcher {
     return static_cast<int>(std::ranges::upper_bound(first_expert_, int64_t{expert}) -
                             first_expert_.begin()) -
            1;
-  }
-  void count_between(const std::vector<int64_t>& rows, const Tensor& x) {
-    between_.sent(rows, x.size(1) * dtype_size(x.dtype()));
   }
 
   /// [T, M]: m where a choice of the token is on node m, else -1.
@@ -187,7 +198,6 @@ class HierarchicalDispatcher final : public Dispatcher {
   std::vector<int64_t> first_expert_;  // of each node, and the number of experts
   std::shared_ptr<Communicator> within_, across_;
   std::unique_ptr<Dispatcher> inner_;
-  TrafficMeter between_;
 };
 
 const bool registered = DispatcherRegistry::add<NoOptions>(

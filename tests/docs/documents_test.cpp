@@ -206,7 +206,7 @@ TEST(Documents, EveryBlockIsOfAKindThatIsChecked) {
       {"sh", std::regex("(not run( \\(.+\\))?: .+)?")},
       {"yaml", std::regex("(file: [a-z_.]+\\.yaml)?")},
       {"cpp", std::regex("from: .+")},
-      {"text", std::regex("output|checkpoint folder")},
+      {"text", std::regex("output|checkpoint folder|picture")},
   };
   for (const Document& document : all_documents()) {
     for (const Block& block : document.blocks) {

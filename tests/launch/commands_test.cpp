@@ -18,6 +18,7 @@ struct Commands {
     add_inspect_command(app, action);
     add_report_command(app, action);
     add_config_command(app, action);
+    add_layout_command(app, action);
     add_bench_command(app, action);
   }
   std::vector<CLI::App*> all() { return app.get_subcommands({}); }
@@ -43,7 +44,7 @@ std::string refusal(std::vector<std::string> arguments) {
 
 TEST(Commands, HelpShowsExamplesExitCodesAndEveryOptionWithItsDefault) {
   Commands commands;
-  EXPECT_EQ(commands.all().size(), 8U);
+  EXPECT_EQ(commands.all().size(), 9U);
   for (CLI::App* command : commands.all()) {
     const std::string name = command->get_name(), help = command->help();
     EXPECT_FALSE(command->get_description().empty()) << name;

@@ -82,6 +82,7 @@ TEST_F(Metrics, NumbersReadBackToTheSameBits) {
   m.z_loss = -1e300;
   m.learning_rate = 1.0 / 3.0;
   m.peak_bytes = std::numeric_limits<int64_t>::max();
+  m.traffic["first and last stage"] = {m.tokens, 5};
   m.layers = {
       {.layer = 3, .counts = {0, 5, int64_t{1} << 60}, .max_vio = 1e-7, .dead = 1, .bias_min = -0.25}};
   writer.write(m);
@@ -95,6 +96,8 @@ TEST_F(Metrics, NumbersReadBackToTheSameBits) {
   EXPECT_EQ(row["z_loss"].get<double>(), m.z_loss);
   EXPECT_EQ(row["learning_rate"].get<double>(), m.learning_rate);
   EXPECT_EQ(row["peak_bytes"].get<int64_t>(), m.peak_bytes);
+  EXPECT_EQ(row["traffic"]["first and last stage"]["within_node"].get<int64_t>(), m.tokens);
+  EXPECT_EQ(row["traffic"]["first and last stage"]["between_nodes"].get<int64_t>(), 5);
   EXPECT_EQ(row["moe"][0]["layer"], 3);
   EXPECT_EQ(row["moe"][0]["counts"].get<std::vector<int64_t>>(), m.layers[0].counts);
   EXPECT_EQ(row["moe"][0]["max_vio"].get<double>(), 1e-7);
@@ -218,6 +221,16 @@ TEST_F(Metrics, FullDiskLosesARowButNeitherTheRunNorTheRowsAround) {
   writer.write(step_row(3));
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 3}));
   EXPECT_EQ(writer.num_lost_rows(), 1);
+}
+
+TEST(TrafficText, NamesTheGroupsWithMostAndTheOthersTogether) {
+  EXPECT_EQ(traffic_text({}), "");
+  EXPECT_EQ(traffic_text({{"dp", {0, 0}}}), "");
+  EXPECT_EQ(traffic_text({{"dp", {100, 24}}, {"ep", {512, 0}}}),
+            "636 B (ep 512 B, dp 124 B), 24 B between nodes");
+  EXPECT_EQ(traffic_text(
+                {{"a", {1, 0}}, {"b", {2, 0}}, {"c", {3, 0}}, {"d", {0, 4}}, {"e", {5, 0}}, {"f", {6, 1}}}),
+            "22 B (f 7 B, e 5 B, d 4 B, c 3 B, others 3 B), 5 B between nodes");
 }
 
 }  // namespace shoal

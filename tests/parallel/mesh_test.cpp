@@ -317,13 +317,45 @@ TEST(Mesh, KnowsTheNodesOfAGroup) {
   run_ranks(8, [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh(world, {.tp = 2, .dp = 4, .etp = 2, .ep = 4, .edp = 1, .ranks_per_node = 4});
     const int node = world->rank() / 4;
-    EXPECT_EQ(mesh.nodes(Axis::tp), std::vector<int>(2, node));
-    EXPECT_EQ(mesh.nodes(Axis::ep), (std::vector<int>{0, 0, 1, 1}));
-    EXPECT_EQ(mesh.nodes(Axis::dp), (std::vector<int>{0, 0, 1, 1}));
-    EXPECT_EQ(mesh.nodes(Axis::edp), std::vector<int>(1, node));
+    const auto nodes_of = [](const Mesh& m, Axis axis) { return m.comm(axis).traffic().nodes(); };
+    EXPECT_EQ(nodes_of(mesh, Axis::tp), std::vector<int>(2, node));
+    EXPECT_EQ(nodes_of(mesh, Axis::ep), (std::vector<int>{0, 0, 1, 1}));
+    EXPECT_EQ(nodes_of(mesh, Axis::dp), (std::vector<int>{0, 0, 1, 1}));
     const Mesh found(world, {.dp = 8, .ep = 8});  // threads are on one
-    EXPECT_EQ(found.nodes(Axis::ep), std::vector<int>(8, 0));
+    EXPECT_EQ(nodes_of(found, Axis::ep), std::vector<int>(8, 0));
   });
+}
+
+TEST(ResolveLayout, TheHierarchicalDispatcherNeedsNodesOfEqualSize) {
+  ParallelOptions options = with_ep(4);
+  options.dispatcher.kind = "hierarchical";
+  const LayoutFacts facts{.world_size = 24, .model = {.num_experts = 8}, .global_batch = 24};
+  for (const int64_t legal : {1, 2, 4, 8, 12, 24}) {
+    options.ranks_per_node.value = legal;
+    EXPECT_TRUE(problems(options, facts).empty()) << legal;
+  }
+  options.ranks_per_node.value = 6;  // ranks 4..7 are on nodes 0 0 1 1, 0..3 on node 0, 8..11 on node 1
+  EXPECT_TRUE(problems(options, facts).empty());
+  options.ranks_per_node.value = 3;  // ranks 0..3 are on nodes 0 0 0 1
+  const auto found = problems(options, facts);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NE(
+      found[0].find("with ranks_per_node (3) the group of ep (4) x etp (1) from rank 0 is on nodes 0 to 1"),
+      std::string::npos)
+      << found[0];
+}
+
+TEST(ResolveLayout, PaddedExpertsNeedADispatcherThatCanSendThem) {
+  const LayoutFacts facts{
+      .world_size = 2, .model = {.num_experts = 8, .pads_experts = true}, .global_batch = 8};
+  for (const char* kind : {"all_to_all", "all_gather", "hierarchical"}) {
+    ParallelOptions options = with_ep(2);
+    options.dispatcher.kind = kind;
+    const auto found = problems(options, facts);
+    ASSERT_EQ(found.size(), std::string(kind) == "all_to_all" ? 0U : 1U) << kind;
+    for (const std::string& problem : found)
+      EXPECT_NE(problem.find("use all_to_all, or local with ep: 1"), std::string::npos) << problem;
+  }
 }
 
 TEST(ResolveLayout, RanksPerNodeMustDivideTheWorld) {

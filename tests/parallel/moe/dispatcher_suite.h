@@ -54,7 +54,7 @@ inline const std::vector<RoutingCase>& routing_cases() {
 struct DispatchResult {
   Tensor x_RD, y_TD, dx_TD, dweights_TK;
   std::vector<int64_t> rows_per_expert;
-  DispatchTraffic traffic;
+  Traffic traffic;  // forward and backward
 };
 
 /// Expert e multiplies by e + 1 and squares, so a row at the wrong expert shows, and its gradient too.
@@ -89,7 +89,8 @@ inline std::unique_ptr<Dispatcher> make_dispatcher(Communicator& group, const st
   errors.throw_if_any();
   std::vector<int> nodes;
   for (int r = 0; way.ranks_per_node > 0 && r < group.size(); r++) nodes.push_back(r / way.ranks_per_node);
-  return DispatcherRegistry::make(choice, DispatcherContext{&group, num_experts, nodes});
+  group.traffic().set_nodes(nodes);
+  return DispatcherRegistry::make(choice, DispatcherContext{&group, num_experts});
 }
 
 /// The most assignments of one expert.
@@ -124,6 +125,7 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
   weights.grad_ref.leaf = &weights_leaf;
 
   const auto dispatcher = make_dispatcher(group, kind, c.num_experts, way);
+  const Traffic before = group.traffic().ledger();
   const int64_t rows_each = !way.padded ? Dispatcher::kAsNeeded : num_tokens > 0 ? most_rows(ids) + 1 : 0;
   const Tensor expert_ids = Tensor::from(ids, {num_tokens, c.top_k}, device);
   const ShardRange shard = shard_range(c.num_experts, {group.rank(), group.size()});
@@ -149,8 +151,9 @@ inline DispatchResult run_dispatch(Communicator& group, const std::string& kind,
     y = dispatcher->combine(expert_work(d, shard.begin), weights, d.plan).wait();
   }
   const auto to_cpu = [](const Tensor& t) { return t.clone().to(Device{}); };
-  DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert, dispatcher->traffic()};
+  DispatchResult result{to_cpu(d.x_RD), to_cpu(y), {}, {}, d.rows_per_expert, {}};
   tape.backward({y}, {part(kWidth, 3)});
+  result.traffic = group.traffic().ledger() - before;
   result.dx_TD = to_cpu(x_leaf.grad);
   result.dweights_TK = to_cpu(weights_leaf.grad);
   return result;

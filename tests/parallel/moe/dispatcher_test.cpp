@@ -131,11 +131,12 @@ TEST_P(EveryRouting, TwoLevelsGiveTheResultOfOne) {
 }
 
 /// Counted from the routing: rows of all_to_all for each (token, choice), of hierarchical for each (token,
-/// node), both ways.
+/// node), both ways, forward and backward; besides them counts, and of hierarchical the ids and, twice, the
+/// weights of what goes to other nodes.
 TEST_P(EveryRouting, BytesBetweenNodesAreCountedAndFewerOverTwoLevels) {
   const RoutingCase& c = GetParam();
   constexpr int kRanks = 4, kPerNode = 2;
-  constexpr int64_t kRowBytes = 5 * 4;
+  constexpr int64_t kRowBytes = 5 * 4, kCountBytes = 8, kIdBytes = 4, kWeightBytes = 4;
   run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
     int64_t first = 0, choices = 0, nodes = 0;
     for (int r = 0; r < world->rank(); r++) first += c.tokens(r);
@@ -150,13 +151,13 @@ TEST_P(EveryRouting, BytesBetweenNodesAreCountedAndFewerOverTwoLevels) {
       nodes += away > 0 ? 1 : 0;
     }
     const auto sent = [&](const char* kind) {
-      const DispatchTraffic own =
-          run_dispatch(*world, kind, c, DType::f32, {}, {.ranks_per_node = kPerNode}).traffic;
-      return world->sum(own.between_nodes);
+      const Traffic own = run_dispatch(*world, kind, c, DType::f32, {}, {.ranks_per_node = kPerNode}).traffic;
+      return world->sum(bytes_sent(own).between_nodes);
     };
     const int64_t flat = world->sum(choices), two_level = world->sum(nodes);
-    EXPECT_EQ(sent("all_to_all"), 2 * flat * kRowBytes);
-    EXPECT_EQ(sent("hierarchical"), 2 * two_level * kRowBytes);
+    EXPECT_EQ(sent("all_to_all"), 4 * flat * kRowBytes + kRanks * c.num_experts / 2 * kCountBytes);
+    EXPECT_EQ(sent("hierarchical"),
+              two_level * (4 * kRowBytes + c.top_k * (kIdBytes + 2 * kWeightBytes)) + kRanks * kCountBytes);
     EXPECT_LE(two_level, flat);
   });
 }
@@ -286,7 +287,8 @@ TEST(Dispatcher, TwoLevelsNeedNodesOfEqualSizeInOrder) {
   for (const std::vector<int>& nodes : {std::vector{0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 2}}) {
     const std::string message = error_of([&] {
       run_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
-        DispatcherRegistry::make({"hierarchical", nullptr}, DispatcherContext{world.get(), 4, nodes});
+        world->traffic().set_nodes(nodes);
+        DispatcherRegistry::make({"hierarchical", nullptr}, DispatcherContext{world.get(), 4});
       });
     });
     EXPECT_NE(message.find("node by node, as many on each"), std::string::npos) << message;
