@@ -167,15 +167,15 @@ TEST_F(Report, SummaryHoldsTheNumbersOfTheRun) {
                             R"({"kind":"run","name":"r","params_total":1234567,"world":4,"layout":"ep 4"}
 {"kind":"step","step":1,"tokens":1000,"loss":5.5,"tokens_per_s":100,"skipped":0,"peak_bytes":1048576}
 {"kind":"step","step":2,"tokens":2000,"loss":4.25,"tokens_per_s":200,"skipped":1,"peak_bytes":2097152}
-{"kind":"step","step":3,"tokens":3000,"loss":4.75,"tokens_per_s":200,"skipped":1,"peak_bytes":1048576}
+{"kind":"step","step":3,"tokens":3000,"loss":4.75,"tokens_per_s":200,"traffic":{"dp":{"within_node":9,"between_nodes":7},"tp":{}}}
 {"kind":"eval","step":2,"loss":4.5}
 {"kind":"eval","step":3,"loss":4.625}
 )");
   const auto page = render_report({run});
-  for (const char* text :
-       {"<b>1.23 M</b>", "<b>4</b>", "<b>ep 4</b>", "4.7500 <small>at step 3</small>",
-        "4.2500 <small>at step 2</small>", "4.6250 <small>at step 3</small>",
-        "4.5000 <small>at step 2</small>", "<b>200</b>", "<b>20.0 s</b>", "<b>2.00 MiB</b>"})
+  for (const char* text : {"<b>1.23 M</b>", "<b>4</b>", "<b>ep 4</b>", "4.7500 <small>at step 3</small>",
+                           "4.2500 <small>at step 2</small>", "4.6250 <small>at step 3</small>",
+                           "4.5000 <small>at step 2</small>", "<b>200</b>", "<b>20.0 s</b>",
+                           "<b>2.00 MiB</b>", "<b>16 B (dp 16 B, tp 0 B), 7 B between nodes</b>"})
     EXPECT_TRUE(contains(page, text)) << text;
   EXPECT_FALSE(contains(page, "MFU")) << "rows without a value in any run are left out";
   EXPECT_FALSE(contains(page, "Expert load")) << "a dense run has no expert section";

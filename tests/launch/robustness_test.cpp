@@ -116,6 +116,8 @@ TEST(Robustness, ResultOfForeignMetricsRowsIsSaidToBeUnknown) {
   for (const char* row :
        {"{\"kind\":3}", "{\"kind\":\"step\"}", "{\"kind\":\"step\",\"step\":\"x\",\"tokens\":1}",
         "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"moe\":{\"a\":3}}",
+        "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"traffic\":3}",
+        "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"traffic\":{\"dp\":5}}",
         "{\"kind\":\"step\",\"step\":8,\"tokens\":5,\"moe\":[{\"layer\":0,\"counts\":[]}]}", "[1", ""}) {
     std::ofstream(file) << row << "\n";
     const std::string result = run_result(file, 8);

@@ -152,7 +152,9 @@ TEST(PredictedTraffic, IsExactWithPaddedRowsPartsAndOddNumbersOfRanks) {
                        {.ep = 2, .etp = 2, .chunks = 2},
                        {.ep = 4, .cp = 2, .chunks = 2, .pad = true},
                        {.ep = 2, .dtype = DType::bf16, .model = "norm: {placement: post}", .pp = 2},
-                       {.ep = 2, .recompute = "block", .dtype = DType::bf16, .zero = 1}}) {
+                       {.ep = 2, .recompute = "block", .dtype = DType::bf16, .zero = 1},
+                       {.tp = 2, .accumulation = 2, .model = "tie_embeddings: false", .zero = 3},
+                       {.ep = 2, .accumulation = 2, .recompute = "block", .pp = 2, .zero = 3}}) {
     expect_plan(balanced(c), 4, true);
   }
   for (ParityCase c :
@@ -162,7 +164,10 @@ TEST(PredictedTraffic, IsExactWithPaddedRowsPartsAndOddNumbersOfRanks) {
         {.accumulation = 3, .pp = 3, .zero = 1}}) {
     expect_plan(balanced(c), 3, true);
   }
-  expect_plan({.balance = "global", .recompute = "block"}, 2, true);  // no rows of experts travel
+  // No rows of experts travel. A measuring pass uses all weights but the head's.
+  expect_plan({.balance = "global", .recompute = "block"}, 2, true);
+  expect_plan({.accumulation = 3, .balance = "global", .zero = 3}, 2, true);
+  expect_plan({.accumulation = 3, .balance = "global", .model = "tie_embeddings: false", .zero = 3}, 2, true);
   expect_plan({.cp = 3, .model = "moe: {num_experts: 8, top_k: 2, hidden: 8, router: hash}"}, 3, true);
 }
 
