@@ -100,7 +100,7 @@ TEST(CudaDispatcher, CountsTravelBetweenTheDevicesAndAreReadOnce) {
       EXPECT_TRUE(group->queues(kCuda));
       EXPECT_FALSE(group->queues({}) || stage_device_tensors(host)->queues(kCuda));
       auto dispatcher =
-          DispatcherRegistry::make(Choice{"all_to_all", nullptr}, DispatcherContext{group.get(), 4, {}});
+          DispatcherRegistry::make(Choice{"all_to_all", nullptr}, DispatcherContext{group.get(), 4});
       const Tensor ids = Tensor::from(std::vector<int32_t>{0, 3, 1, 2}, {2, 2}, kCuda);
       const Tensor x = Tensor::zeros({2, 8}, DType::f32, kCuda);
       device_runtime(kCuda.type).synchronize();

@@ -241,21 +241,4 @@ class CoveringSet {
   PairSet wanted_;
 };
 
-inline const std::vector<TableRow>& layouts_of(int world) {
-  static const std::map<int, std::vector<TableRow>> all = {
-      {2, legal_layouts(2)}, {4, legal_layouts(4)}, {8, legal_layouts(8)}};
-  return all.at(world);
-}
-
-inline const CoveringSet& table() {
-  constexpr size_t kRows = 160;
-  static const CoveringSet set = [] {
-    std::vector<TableRow> layouts;
-    for (const int world : {2, 4, 8})
-      layouts.insert(layouts.end(), layouts_of(world).begin(), layouts_of(world).end());
-    return CoveringSet(std::move(layouts), kRows);
-  }();
-  return set;
-}
-
 }  // namespace shoal::testing

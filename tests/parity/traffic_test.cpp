@@ -6,7 +6,7 @@
 #include "core/ops/routing.h"
 #include "launch/layout_plan.h"
 #include "models/moe/router.h"
-#include "tests/parity/covering_set.h"
+#include "tests/parity/generated_table.h"
 
 namespace shoal::testing {
 namespace {
@@ -134,7 +134,7 @@ constexpr int kParts = 8;
 class TrafficOfTable : public ::testing::TestWithParam<int> {};
 
 TEST_P(TrafficOfTable, IsPredictedExactly) {
-  const std::vector<TableRow>& rows = table().rows();
+  const std::vector<TableRow>& rows = generated_table().rows();
   for (size_t i = static_cast<size_t>(GetParam()); i < rows.size(); i += kParts) {
     ParityCase c = table_case(rows[i]);
     expect_plan(c, rows[i][kWorld], /*experts_too=*/false);
