@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "launch/checkpoint_folder.h"
@@ -185,7 +186,8 @@ TEST(RunFolder, FullDiskDoesNotEndTrainingAndTheNextSaveWorks) {
   EXPECT_EQ(resumed.state, whole.state);
   // Rows that found no space are left out with a warning.
   EXPECT_EQ(resumed.rows.front(), whole.rows.front());
-  EXPECT_EQ(resumed.rows.back(), whole.rows.back());
+  for (const auto& row : resumed.rows)
+    EXPECT_EQ(std::ranges::count(whole.rows, row), 1) << row << " is no row of the run with space";
 }
 
 TEST(RunFolder, FileSizeLimitDuringASaveActsLikeAFullDisk) {
