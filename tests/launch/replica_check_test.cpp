@@ -58,6 +58,8 @@ TEST(ReplicaCheck, RunsThatAreCheckedEndAsOthersAndACopyThatDiffersEndsTheRun) {
   EXPECT_EQ(checked.train(4, {"parallel.tp=2", "parallel.ep=2", "run.check_replicas=2"}).state, want.state);
   TinyRun divided;  // pieces of a tied embedding's state lie on both ends of a pipeline
   divided.train(8, {"parallel.tp=2", "parallel.pp=2", "parallel.zero=1", "run.check_replicas=1"});
+  TinyRun gathered;  // so do pieces of its values
+  gathered.train(8, {"parallel.tp=2", "parallel.pp=2", "parallel.zero=3", "run.check_replicas=1"});
   TinyRun broken;
   const std::string error = error_of([&] {
     run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {

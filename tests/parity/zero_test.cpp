@@ -250,11 +250,12 @@ TEST(Zero, NoMoreThanAUnitAheadOfThoseInUseHasItsWeightsInFull) {
       TrainEngine engine(parity_engine(c), mesh);
       const std::vector<Parameter*> all = engine.model().parameters();
       EXPECT_EQ(gathered_bytes(all), 0);
-      int64_t most = 0, uses = 0, layer = 0, experts = 0, table = 0;
+      int64_t most = 0, uses = 0, not_ahead = 0, layer = 0, experts = 0, table = 0;
       for (WeightUnit* unit : engine.model().weight_units()) {
         int64_t& largest = unit->outer != nullptr ? experts : unit->forward_only ? table : layer;
         largest = std::max(largest, divided_bytes(unit->parameters));
-        unit->on_begin = [&, begin = unit->on_begin](WeightUnit::Direction direction) {
+        unit->on_begin = [&, unit, begin = unit->on_begin](WeightUnit::Direction direction) {
+          not_ahead += gathered_bytes(unit->parameters) < divided_bytes(unit->parameters) ? 1 : 0;
           begin(direction);
           most = std::max(most, gathered_bytes(all));
           uses++;
@@ -264,6 +265,7 @@ TEST(Zero, NoMoreThanAUnitAheadOfThoseInUseHasItsWeightsInFull) {
       EXPECT_TRUE(engine.step(batches, 1e-3).updated);
       // Of each micro-batch: embedding and head once, the final norm, layers and experts twice.
       EXPECT_EQ(uses, 2 * (2 + 2 + 2 * 7 + 2 * 6));
+      EXPECT_EQ(not_ahead, 2) << "the embedding, the first unit";
       EXPECT_GT(most, experts);
       EXPECT_LE(most, layer + experts + std::max(layer, table));
       EXPECT_LT(most, divided_bytes(all) / 2);

@@ -56,7 +56,7 @@ struct ParityCase {
                empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
                ", chunks ", chunks, pad ? ", padded" : "",
                pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "",
-               zero > 0 ? str(", zero ", zero) : "");
+               zero > 0 ? str(", zero ", zero) : "", clip_norm == 0.5 ? "" : str(", clip_norm ", clip_norm));
   }
 };
 
