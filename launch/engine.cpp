@@ -6,6 +6,7 @@
 #include "core/autograd/accumulate.h"
 #include "core/autograd/tape.h"
 #include "core/base/profiler.h"
+#include "core/ops/linear.h"
 #include "data/batch_loader.h"
 #include "launch/checkpoint_box.h"
 
@@ -15,19 +16,50 @@ namespace {
 
 constexpr const char* kSums = "sums and counts";
 
-/// The sums of a step, f64 on the device, which the host reads once: losses of this rank and of all (each lm,
-/// aux, z), and the squares of the gradient.
-enum Sum : int64_t { kOwnLosses = 0, kLosses = 3, kSquares = 6, kNumSums = 7 };
-
-/// sum += term, a loss; undefined: 0.
-void add_term(const Tensor& sum, const Tensor& term) {
-  if (term.defined()) accumulate(sum.device(), sum, term);
-}
+enum Loss : int64_t { kLm = 0, kAux = 1, kZ = 2, kNumLosses = 3 };
 
 }  // namespace
 
+/// Sums of losses on the device.
+class LossSums {
+ public:
+  LossSums(int64_t count, bool exact, Device device)
+      : own_(Tensor::zeros({count}, DType::f64, device)),
+        exact_(exact ? ExactSum::zeros(count, device) : ExactSum{}) {}
+  /// Undefined: 0.
+  void add(int64_t i, const Tensor& term) const {
+    if (!term.defined()) return;
+    accumulate(own_.device(), own_.flat(i, 1), term);
+    if (exact_) exact_add(own_.device(), exact_.part(i, 1), term);
+  }
+  /// Of this rank.
+  const Tensor& own() const { return own_; }
+  /// Over all ranks, f64. To be called once. Collective.
+  Tensor all(const Mesh& mesh) const {
+    const Tensor sums = own_.clone();
+    std::vector<Tensor> parts = {sums};
+    if (exact_) parts = {exact_.high, exact_.low};
+    for (const Tensor& part : parts) {
+      mesh.tokens().all_reduce(part, ReduceOp::sum).wait();
+      mesh.comm(Axis::pp).all_reduce(part, ReduceOp::sum).wait();  // each stage has some
+    }
+    if (exact_) exact_value(sums.device(), exact_, sums);
+    return sums;
+  }
+
+ private:
+  Tensor own_;
+  ExactSum exact_;
+};
+
 TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     : options_(options), stream_(make_stream(options.device)), mesh_(mesh) {
+  if (options.rank_invariant && !rows_are_independent(options.device, options.dtype)) {
+    throw UsageError(
+        "config run.deterministic: rank_invariant needs matrix products whose rows do not depend on each "
+        "other, "
+        "which OpenBLAS does not give; set the environment variable SHOAL_GEMM=tiled");
+  }
   ModelContext context;
   context.build = BuildContext{"", options.device, options.dtype, options.bf16, options.seed, mesh.coords()};
   context.build.fill_later = options.zero == ZeroStage::parameters;
@@ -35,11 +67,12 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   context.dispatcher = &options_.dispatcher;
   context.vocab_size = options.vocab_size;
   context.seq_len = options.seq_len;
+  context.rank_invariant = options.rank_invariant;
   model_ = ModelRegistry::make(options.model, context);
   parameters_ = model_->parameters();
   const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
   const std::vector<WeightUnit*> units = model_->weight_units();
-  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero, units);
+  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero, units, options.rank_invariant);
   weights_ = std::make_unique<WeightGather>(units, reducer_->buckets());
   pipeline_ = std::make_unique<Pipeline>(*model_, mesh, *reducer_);
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);
@@ -61,24 +94,38 @@ std::vector<int64_t> TrainEngine::count_totals(std::span<const ModelBatch> micro
 
 /// Sums losses and squares over all ranks, and reads them: the only place of a step where the host waits for
 /// numbers of the device, but for the counts of dispatches.
-void TrainEngine::read_sums(const Tensor& sums, StepResult& result) {
+void TrainEngine::read_sums(const LossSums& losses, StepResult& result) {
+  // Losses of this rank, of all, and the squares of the gradient.
+  const Tensor sums = Tensor::zeros({2 * kNumLosses + 1}, DType::f64, options_.device);
+  sums.flat(0, kNumLosses).copy_from(losses.own());
   {
     const ProfileSection section(kSums, ProfileSection::kWhole);
-    sums.flat(kLosses, 3).copy_from(sums.flat(kOwnLosses, 3));
-    mesh_.tokens().all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();
-    mesh_.comm(Axis::pp).all_reduce(sums.flat(kLosses, 3), ReduceOp::sum).wait();  // each stage has some
+    sums.flat(kNumLosses, kNumLosses).copy_from(losses.all(mesh_));
   }
-  add_grad_squares(parameters_, mesh_, sums.flat(kSquares, 1));
+  const Tensor squares = sums.flat(2 * kNumLosses, 1);
+  (options_.rank_invariant ? add_exact_grad_squares : add_grad_squares)(parameters_, mesh_, squares);
   const std::vector<double> values = sums.to_vector<double>();
-  result.own_loss_finite = std::all_of(values.begin() + kOwnLosses, values.begin() + kLosses,
-                                       [](double v) { return std::isfinite(v); });
-  result.loss = values[kLosses];
-  result.aux_loss = values[kLosses + 1];
-  result.z_loss = values[kLosses + 2];
-  result.grad_norm = std::sqrt(values[kSquares]);
+  const double* all = values.data() + kNumLosses;
+  result.own_loss_finite = std::all_of(values.data(), all, [](double v) { return std::isfinite(v); });
+  result.loss = all[kLm];
+  result.aux_loss = all[kAux];
+  result.z_loss = all[kZ];
+  result.grad_norm = std::sqrt(values.back());
 }
 
-StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop) {
+/// What the model is run on: with rank_invariant single sequences, as many on every rank.
+std::vector<ModelBatch> TrainEngine::as_passes(std::span<const ModelBatch> micro_batches) const {
+  if (!options_.rank_invariant) return {micro_batches.begin(), micro_batches.end()};
+  std::vector<ModelBatch> passes = single_sequences(micro_batches);
+  const int64_t most = mesh_.world().max(std::ssize(passes));
+  passes.resize(static_cast<size_t>(std::max<int64_t>(1, most)),
+                empty_batch(options_.seq_len, options_.device));
+  return passes;
+}
+
+StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> given, bool request_stop) {
+  const std::vector<ModelBatch> passes = as_passes(given);
+  const std::span<const ModelBatch> micro_batches = passes;
   // The denominators come first, so that losses and gradients are plain sums from here on.
   const std::vector<int64_t> totals = count_totals(micro_batches, request_stop);
   StepResult result;
@@ -98,16 +145,16 @@ StepResult TrainEngine::accumulate_gradients(std::span<const ModelBatch> micro_b
   }
 
   reducer_->zero();
-  const Tensor sums = Tensor::zeros({kNumSums}, DType::f64, options_.device);
+  const LossSums losses(kNumLosses, options_.rank_invariant, options_.device);
   const auto add_terms = [&](const LossTerms& terms) {
-    add_term(sums.flat(kOwnLosses, 1), terms.lm);
-    add_term(sums.flat(kOwnLosses + 1, 1), terms.aux);
-    add_term(sums.flat(kOwnLosses + 2, 1), terms.z);
+    losses.add(kLm, terms.lm);
+    for (const Tensor& aux : terms.aux) losses.add(kAux, aux);
+    for (const Tensor& z : terms.z) losses.add(kZ, z);
   };
   pipeline_->train(micro_batches, context, add_terms);
   reducer_->finish();
 
-  read_sums(sums, result);
+  read_sums(losses, result);
   return result;
 }
 
@@ -133,11 +180,11 @@ TrainEngine::LossSum TrainEngine::evaluate(std::span<const ModelBatch> batches) 
   const ProfileSection section("evaluation", ProfileSection::kWhole);
   ForwardContext context;
   context.pass = Pass::evaluate;
-  const Tensor loss = Tensor::zeros({1}, DType::f64, options_.device);
-  pipeline_->forward(batches, context, [&](const LossTerms& terms) { add_term(loss, terms.lm); });
+  const LossSums losses(1, options_.rank_invariant, options_.device);
+  pipeline_->forward(as_passes(batches), context, [&](const LossTerms& terms) { losses.add(0, terms.lm); });
   int64_t labels = 0;
   for (const ModelBatch& batch : batches) labels += batch.count_labels();
-  return {mesh_.comm(Axis::pp).sum(mesh_.tokens().sum(loss.item())), mesh_.tokens().sum(labels)};
+  return {losses.all(mesh_).item(), mesh_.tokens().sum(labels)};
 }
 
 const std::vector<Parameter*>& TrainEngine::parameters() {

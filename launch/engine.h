@@ -25,10 +25,13 @@ struct EngineOptions {
   double clip_norm = 1;  // 0: off
   double bucket_mb = 25;
   ZeroStage zero = ZeroStage::none;
-  DType dtype = DType::f32;  // of parameters
-  bool bf16 = false;         // mixed precision (BuildContext::bf16)
+  DType dtype = DType::f32;     // of parameters
+  bool bf16 = false;            // mixed precision (BuildContext::bf16)
+  bool rank_invariant = false;  // bits do not depend on how sequences lie on ranks and micro-batches
   Device device;
 };
+
+class LossSums;
 
 /// Sums over the whole step and all ranks.
 struct StepResult {
@@ -53,6 +56,7 @@ class TrainEngine {
   StepResult step(std::span<const ModelBatch> micro_batches, double learning_rate, bool request_stop = false);
   /// Forward and backward only: gradients are left in the parameters (Parameter::own_grad), reduced. Used by
   /// step(); moe statistics are kept.
+  /// With rank_invariant each sequence has a forward and a backward pass of its own.
   StepResult accumulate_gradients(std::span<const ModelBatch> micro_batches, bool request_stop = false);
 
   /// Sum of losses and number of labels over all ranks. Every rank passes the same number of batches; empty
@@ -74,7 +78,8 @@ class TrainEngine {
 
  private:
   std::vector<int64_t> count_totals(std::span<const ModelBatch> micro_batches, bool request_stop);
-  void read_sums(const Tensor& sums, StepResult& result);
+  void read_sums(const LossSums& losses, StepResult& result);
+  std::vector<ModelBatch> as_passes(std::span<const ModelBatch> micro_batches) const;
 
   EngineOptions options_;
   const StreamScope stream_;  // one of its own

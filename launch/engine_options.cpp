@@ -25,6 +25,7 @@ EngineOptions engine_options(const TrainConfig& config, int64_t vocab_size) {
   options.clip_norm = config.optim.clip_norm;
   options.bucket_mb = config.parallel.bucket_mb;
   options.zero = static_cast<ZeroStage>(config.parallel.zero);
+  options.rank_invariant = config.run.rank_invariant();
   options.dtype = config.run.dtype();
   options.bf16 = config.run.bf16();
   options.device = device_of(config);

@@ -52,7 +52,7 @@ class Page {
         world_(layout.tp * layout.cp * layout.dp * layout.pp) {
     one_node_ = layout_.ranks_per_node == 0;
     if (one_node_) layout_.ranks_per_node = world_;
-    const int64_t micro_batch = micro_batch_of(config, layout_);
+    const int64_t micro_batch = sequences_per_pass(config, layout_);
     sizes_ = {micro_batch, config.data.seq_len, config.data.global_batch / (micro_batch * layout_.dp)};
     stages_ = stages_of_ranks(options_, layout_);
     for (int rank = 0; rank < world_; rank++) plans_.push_back(plan_rank(options_, layout_, rank, sizes_));

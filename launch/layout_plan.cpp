@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/autograd/exact_sum.h"
+
 namespace shoal {
 
 namespace {
@@ -14,6 +16,7 @@ std::unique_ptr<Model> imagined_model(const EngineOptions& options, const Mesh& 
   context.dispatcher = &options.dispatcher;
   context.vocab_size = options.vocab_size;
   context.seq_len = options.seq_len;
+  context.rank_invariant = options.rank_invariant;
   return ModelRegistry::make(options.model, context);
 }
 
@@ -70,12 +73,14 @@ void count_gathers(const std::vector<WeightUnit*>& units,
 }
 
 /// Of TrainEngine::step, and of what it calls.
-void count_sums(const Model& model, const Mesh& mesh) {
-  constexpr int64_t kNumber = 8;  // i64 and f64
+void count_sums(const Model& model, const Mesh& mesh, bool exact) {
+  constexpr int64_t kNumber = 8;                                 // i64 and f64
+  if (exact) mesh.world().traffic().all_reduce(kNumber);  // the number of passes
   mesh.tokens().traffic().all_reduce(2 * kNumber);
   mesh.world().traffic().all_reduce(kNumber);
-  for (Communicator* group : {&mesh.tokens(), &mesh.comm(Axis::pp)}) group->traffic().all_reduce(3 * kNumber);
-  mesh.world().traffic().all_reduce(kNumber);
+  for (Communicator* group : {&mesh.tokens(), &mesh.comm(Axis::pp)})
+    for (int i = 0; i < (exact ? 2 : 1); i++) group->traffic().all_reduce(3 * kNumber);
+  mesh.world().traffic().all_reduce((exact ? ExactSquares::kSize : 1) * kNumber);
   model.count_end_step();
 }
 
@@ -101,7 +106,7 @@ RankPlan plan_rank(const EngineOptions& options, const ParallelLayout& layout, i
   const std::vector<WeightUnit*> units = model->weight_units();
   const auto buckets = FlatBucket::make_all(
       parameters, units, mesh, static_cast<int64_t>(options.bucket_mb * 1024 * 1024), options.zero);
-  for (const auto& bucket : buckets) bucket->set_stage(options.zero);
+  for (const auto& bucket : buckets) bucket->set_stage(options.zero, options.rank_invariant);
   count_gathers(units, buckets);
   StepCounts counted(mesh);
 
@@ -129,7 +134,7 @@ RankPlan plan_rank(const EngineOptions& options, const ParallelLayout& layout, i
     bucket->count_end();
   }
   plan.update = counted.take();
-  count_sums(*model, mesh);
+  count_sums(*model, mesh, options.rank_invariant);
   plan.counts = counted.take();
   return plan;
 }

@@ -164,7 +164,7 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   if (layout.pp > 1) {
     const int64_t sequences = config.data.global_batch / layout.dp;
     share = config.model_options().largest_share(layout, vocab_size, config.data.seq_len);
-    passes = passes_kept(layout, sequences / micro_batch_of(config, layout));
+    passes = passes_kept(layout, sequences / sequences_per_pass(config, layout));
     const double table = static_cast<double>(facts.params_embedding) / static_cast<double>(layout.tp);
     params = {(params.dense - table) * share + table, params.experts * share};
   }
@@ -173,7 +173,7 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   pass.vocab_size = vocab_size;
   const auto held = [&](int rank) { return context_runs(config.data.seq_len, {rank, layout.cp}).rows(); };
   const int64_t most = std::max(held(0), held(layout.cp - 1));  // no rank between them holds more
-  pass.tokens = static_cast<double>(micro_batch_of(config, layout)) * static_cast<double>(most);
+  pass.tokens = static_cast<double>(sequences_per_pass(config, layout)) * static_cast<double>(most);
   pass.cp = layout.cp;
   pass.ep = layout.ep;
   pass.etp = layout.etp;
@@ -185,6 +185,8 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   const PassMemory memory = config.model_options().pass_memory(pass);
   MemoryEstimate out;
   out.gradients = gradient_bytes(params, config.parallel, layout, element);
+  constexpr double kExactBytes = 16;
+  if (config.run.rank_invariant()) out.gradients += params.total() * kExactBytes;
   out.weights = weight_bytes(params, facts, config.parallel, layout, element);
   const double updated = config.parallel.zero > 0 ? params.divided(layout) : params.total();
   out.optimizer = updated * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/base/text.h"
+#include "launch/rank_invariant.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 
@@ -35,6 +36,10 @@ void RunOptions::fields(FieldVisitor& v) {
     "exact "
     "comparisons",
     one_of({"f32", "bf16", "f64"}));
+  v("deterministic", deterministic,
+    "same_layout: the same bits whenever the same layout runs; rank_invariant: also for any dp, ep, pp and "
+    "micro-batches, at the price of a pass for each sequence and more memory (docs/parallelism.md)",
+    one_of({"same_layout", "rank_invariant"}));
   v("allow_config_change", allow_config_change,
     "resume although settings that change the result differ from the checkpoint's");
   v("profile", profile,
@@ -195,6 +200,7 @@ LoadedConfig finish(ConfigNode tree, const std::string& default_name, int world_
   // Cross-field rules are only meaningful on values that are fine by themselves.
   if (errors.empty()) {
     config.model_options().check("model", loaded.tree, errors);
+    check_rank_invariant(config, loaded.tree, errors);
     if (world_size > 0)
       resolve_layout(config.parallel, layout_facts(config, world_size), loaded.tree, errors);
   }
@@ -237,6 +243,10 @@ ParallelLayout layout_of(const TrainConfig& config, int world_size) {
 int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout) {
   const int64_t sequences = config.data.global_batch / layout.dp;
   return config.data.micro_batch.value_or(sequences / auto_micro_batches(sequences, layout));
+}
+
+int64_t sequences_per_pass(const TrainConfig& config, const ParallelLayout& layout) {
+  return config.run.rank_invariant() ? 1 : micro_batch_of(config, layout);
 }
 
 std::string to_yaml(const TrainConfig& config) {

@@ -23,12 +23,13 @@ struct RunOptions {
   int64_t steps = 1000, seed = 1, log_every = 10, check_replicas = 0;
   std::string resume = "auto";
   AutoInt threads;
-  std::string device = "cpu", precision = "f32";
+  std::string device = "cpu", precision = "f32", deterministic = "same_layout";
   bool allow_config_change = false;
   int64_t profile = 0, profile_after = kDefaultProfileAfter;
   static constexpr int64_t kDefaultProfileAfter = 3;
   DType dtype() const { return precision == "f64" ? DType::f64 : DType::f32; }  // of parameters
   bool bf16() const { return precision == "bf16"; }
+  bool rank_invariant() const { return deterministic == "rank_invariant"; }
   void fields(FieldVisitor& v);
 };
 
@@ -100,8 +101,11 @@ LoadedConfig load_train_config_text(const std::string& text, const std::string& 
 LayoutFacts layout_facts(const TrainConfig& config, int world_size);
 /// The layout for a world size; the config must have been loaded for it.
 ParallelLayout layout_of(const TrainConfig& config, int world_size);
-/// Sequences per rank and forward pass.
+/// data.micro_batch of each rank.
 int64_t micro_batch_of(const TrainConfig& config, const ParallelLayout& layout);
+
+/// Sequences per rank and forward pass: the same, or 1 with run.deterministic: rank_invariant.
+int64_t sequences_per_pass(const TrainConfig& config, const ParallelLayout& layout);
 
 /// The resolved config as YAML.
 std::string to_yaml(const TrainConfig& config);

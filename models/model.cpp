@@ -27,4 +27,36 @@ ModelBatch cut_sequences(const ModelBatch& whole, AxisCoord cp) {
   return mine;
 }
 
+std::vector<ModelBatch> single_sequences(std::span<const ModelBatch> micro_batches) {
+  std::vector<ModelBatch> all;
+  for (const ModelBatch& batch : micro_batches) {
+    const int64_t S = batch.seq;
+    SHOAL_CHECK(batch.num_tokens() == batch.batch * S, "single_sequences: expected ", batch.batch,
+                " whole sequences of ", S, " tokens, got ", batch.num_tokens(), " tokens");
+    const auto own = [S](const Tensor& rows, int64_t b) {
+      return rows.defined() ? rows.flat(b * S, S) : rows;
+    };
+    for (int64_t b = 0; b < batch.batch; b++) {
+      ModelBatch one;
+      one.batch = 1;
+      one.seq = S;
+      one.tokens_T = own(batch.tokens_T, b);
+      one.labels_T = own(batch.labels_T, b);
+      one.positions_T = own(batch.positions_T, b);
+      if (batch.document_BS.defined()) one.document_BS = batch.document_BS.rows(b, b + 1);
+      one.valid_BS = own(batch.valid_BS, b);
+      all.push_back(std::move(one));
+    }
+  }
+  return all;
+}
+
+ModelBatch empty_batch(int64_t seq, Device device) {
+  ModelBatch none;
+  none.seq = seq;
+  none.tokens_T = none.labels_T = none.positions_T = Tensor::empty({0}, DType::i32, device);
+  none.num_labels = 0;
+  return none;
+}
+
 }  // namespace shoal

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,11 @@ struct ModelBatch {
 /// sequences: masks and routers look at other ranks' tokens too.
 ModelBatch cut_sequences(const ModelBatch& whole, AxisCoord cp);
 
+/// The sequences of micro-batches that are not cut, one batch each.
+std::vector<ModelBatch> single_sequences(std::span<const ModelBatch> micro_batches);
+/// A batch without sequences, for a rank that has none left while others still have.
+ModelBatch empty_batch(int64_t seq, Device device);
+
 /// What a forward pass is for. Only `train` leaves traces (counts of MoE layers).
 enum class Pass : uint8_t {
   train,     // gradients will follow
@@ -62,7 +68,7 @@ struct ForwardContext {
 struct LossTerms {
   Tensor total;  // lm + aux + z: what backward starts from
   Tensor lm;
-  Tensor aux, z;  // undefined when off
+  std::vector<Tensor> aux, z;  // of each MoE layer; empty when off
 };
 
 /// One MoE layer over one optimizer step, summed over all ranks.
@@ -174,6 +180,12 @@ struct ModelContext {
   const Mesh* mesh = nullptr;
   const Choice* dispatcher = nullptr;  // DispatcherRegistry
   int64_t vocab_size = 0, seq_len = 0;
+  bool rank_invariant = false;  // run.deterministic: a pass has one sequence of this rank, and sums are exact
+};
+
+/// A setting with which the result depends on how sequences lie on ranks and micro-batches.
+struct LayoutDependence {
+  std::string key, fix;  // relative to the section; "expected ..., got ...; ..."
 };
 
 /// Options of a model also answer questions that are needed before it can be built.
@@ -188,6 +200,8 @@ struct ModelOptions : Options {
   virtual ModelFacts facts(int64_t vocab_size, int64_t seq_len) const = 0;
   /// Predicted, with every expert getting its share of the rows.
   virtual PassMemory pass_memory(const PassShape& shape) const = 0;
+  /// For run.deterministic: rank_invariant.
+  virtual std::vector<LayoutDependence> layout_dependences() const = 0;
   /// Adds every violated rule between fields. `path` is the section ("model"), `root` gives origins.
   virtual void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const = 0;
 };

@@ -36,17 +36,26 @@ class Norm final : public Module {
   /// {norm(x + residual), x + residual}; the sum keeps the residual's dtype.
   NormResult forward(const Tensor& x_TD, const Tensor& residual_TD) const {
     const ProfileSection section("norms");
-    NormResult result = shape_.layer_norm
-                            ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
-                            : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps);
+    return with_recipe_of_y(shape_.layer_norm
+                                ? add_layer_norm(x_TD, residual_TD, weight_->value, bias(), shape_.eps)
+                                : add_rms_norm(x_TD, residual_TD, weight_->value, shape_.eps));
+  }
+  /// {norm(x), x}, of an x that is carried on.
+  NormResult carry(const Tensor& x_TD) const {
+    const ProfileSection section("norms");
+    return with_recipe_of_y(shape_.layer_norm
+                                ? carry_layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)
+                                : carry_rms_norm(x_TD, weight_->value, shape_.eps, y_dtype_));
+  }
+
+ private:
+  NormResult with_recipe_of_y(NormResult result) const {
     if (shape_.recompute) {
       result.y_TD = with_recipe(std::move(result.y_TD), result.sum_TD,
                                 [this](const Tensor& sum_TD) { return normalize(sum_TD); });
     }
     return result;
   }
-
- private:
   Tensor normalize(const Tensor& x_TD) const {
     const ProfileSection section("norms");
     return shape_.layer_norm ? layer_norm(x_TD, weight_->value, bias(), shape_.eps, y_dtype_)

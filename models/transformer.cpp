@@ -54,9 +54,8 @@ Block::Stream Block::run(const Stream& in, const Attend& attend, const Feed& fee
     x = attention_norm_.forward(attend(x), x).y_TD;
     return {ffn_norm_.forward(feed(x), x).y_TD, {}};
   }
-  NormResult normed = in.delta_TD.defined()
-                          ? attention_norm_.forward(in.delta_TD, in.residual_TD)
-                          : NormResult{attention_norm_.forward(in.residual_TD), in.residual_TD};
+  NormResult normed = in.delta_TD.defined() ? attention_norm_.forward(in.delta_TD, in.residual_TD)
+                                            : attention_norm_.carry(in.residual_TD);
   normed = ffn_norm_.forward(attend(normed.y_TD), normed.sum_TD);
   return {normed.sum_TD, feed(normed.y_TD)};
 }
@@ -138,7 +137,7 @@ Transformer::Transformer(const TransformerOptions& options, const ModelContext& 
                            Placement::tensor(0));
   for (Parameter* p : parameters()) p->leaf.keep_packed = !options.recomputed().packed_weights;
   make_weight_units();
-  make_moe_statistics();
+  make_moe_statistics(context.rank_invariant);
 }
 
 Tensor Transformer::head_weight() const {
@@ -269,13 +268,13 @@ StageResult Transformer::forward_stage(int stage, const Tensor& x_TD, const Mode
   if (context.pass == Pass::measure) return result;
   LossTerms& terms = result.terms;
   if (is_last(stage)) terms = head_loss(f, batch, context);
-  terms.aux = sum_of(f.aux);
-  terms.z = sum_of(f.z);
-  for (const Tensor& term : {terms.lm, terms.aux, terms.z}) {
+  for (const Tensor& term : {terms.lm, sum_of(f.aux), sum_of(f.z)}) {
     if (term.defined()) terms.total = terms.total.defined() ? add(terms.total, term) : term;
   }
   // Ranks that share sequences all have these, and each takes the gradient of its rows: one reports them.
-  if (!mesh_.speaks_for_sequences()) terms.aux = terms.z = {};
+  if (!mesh_.speaks_for_sequences()) return result;
+  terms.aux = f.aux;
+  terms.z = f.z;
   return result;
 }
 
@@ -372,15 +371,17 @@ void Transformer::end_measure() {
   }
 }
 
-void Transformer::make_moe_statistics() {
+void Transformer::make_moe_statistics(bool exact) {
   const auto num_layers = std::ssize(moe_layers_);
   int64_t num_counters = 0, at = 0;
   for (const MoeLayer* moe : moe_layers_) num_counters += moe->num_experts() + 1;
   moe_counters_ = Tensor::zeros({num_counters + num_layers}, DType::i64, device_);
   moe_entropies_ = Tensor::zeros({num_layers}, DType::f64, device_);
+  if (exact) exact_entropies_ = ExactSum::zeros(num_layers, device_);
   for (int64_t i = 0; i < num_layers; i++) {
     MoeLayer& moe = *moe_layers_[static_cast<size_t>(i)];
-    moe.statistics() = {moe_counters_.flat(at, moe.num_experts() + 1), moe_entropies_.flat(i, 1), 0};
+    moe.statistics() = {moe_counters_.flat(at, moe.num_experts() + 1), moe_entropies_.flat(i, 1),
+                        exact ? exact_entropies_.part(i, 1) : ExactSum{}, 0};
     at += moe.num_experts() + 1;
   }
 }
@@ -395,11 +396,20 @@ std::vector<MoeStepStats> Transformer::end_step(bool update_bias) {
   for (MoeLayer* moe : moe_layers_) tokens.push_back(std::exchange(moe->statistics().tokens, 0));
   moe_counters_.flat(moe_counters_.numel() - num_layers, num_layers)
       .copy_from(Tensor::from(tokens, Shape{num_layers}));
-  mesh_.sequences().all_reduce(moe_counters_, ReduceOp::sum).wait();
-  mesh_.sequences().all_reduce(moe_entropies_, ReduceOp::sum).wait();
-  if (stage_ranks_.size() > 1) {  // a layer counts in one stage; all ranks move all biases
-    stage_ranks_.all_reduce(moe_counters_, ReduceOp::sum).wait();
-    stage_ranks_.all_reduce(moe_entropies_, ReduceOp::sum).wait();
+  std::vector<Tensor> sums = {moe_counters_};
+  if (exact_entropies_) {
+    sums.insert(sums.end(), {exact_entropies_.high, exact_entropies_.low});
+  } else {
+    sums.push_back(moe_entropies_);
+  }
+  for (const Tensor& sum : sums) {
+    mesh_.sequences().all_reduce(sum, ReduceOp::sum).wait();
+    // A layer counts in one stage; all ranks move all biases.
+    if (stage_ranks_.size() > 1) stage_ranks_.all_reduce(sum, ReduceOp::sum).wait();
+  }
+  if (exact_entropies_) {
+    exact_value(device_, exact_entropies_, moe_entropies_);
+    exact_entropies_.set_zero();
   }
   int64_t num_biases = 0;
   for (MoeLayer* moe : moe_layers_) {

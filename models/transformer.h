@@ -54,6 +54,7 @@ struct TransformerOptions final : ModelOptions {
   ModelFacts facts(int64_t vocab_size, int64_t seq_len) const override;
   double largest_share(const ParallelLayout& layout, int64_t vocab_size, int64_t seq_len) const override;
   void check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const override;
+  std::vector<LayoutDependence> layout_dependences() const override;
 
   // What `auto` stands for.
   AttentionShape attention_shape() const;
@@ -140,7 +141,7 @@ class Transformer final : public Model {
     std::vector<Tensor> aux, z;
   };
   void make_weight_units();
-  void make_moe_statistics();
+  void make_moe_statistics(bool exact);
   std::vector<MoeStepStats> read_moe_statistics(const std::vector<int64_t>& counters,
                                                 const std::vector<double>& entropies,
                                                 const std::vector<float>& biases) const;
@@ -174,6 +175,7 @@ class Transformer final : public Model {
   std::vector<MoeLayer*> moe_layers_;
   // Their statistics: E + 1 counters of each layer, then the tokens of each; entropies of each.
   Tensor moe_counters_, moe_entropies_;
+  ExactSum exact_entropies_;  // instead, where the model is rank invariant
 };
 
 }  // namespace shoal

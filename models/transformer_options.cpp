@@ -226,6 +226,24 @@ std::string TransformerOptions::fp8_problem(const ConfigNode& root) const {
   return "";
 }
 
+std::vector<LayoutDependence> TransformerOptions::layout_dependences() const {
+  std::vector<LayoutDependence> all;
+  if (num_moe_layers() == 0) return all;
+  if (moe.capacity_factor > 0 && moe.capacity_scope == "micro_batch")
+    all.push_back({"moe.capacity_scope", "expected sequence, got micro_batch; set capacity_scope: sequence"});
+  if (moe.fp8()) {
+    all.push_back({"moe.expert_precision",
+                   str("expected same, because fp8 scales look at the rows of all sequences that meet in an "
+                       "expert, got ",
+                       moe.expert_precision, "; set expert_precision: same")});
+  }
+  if (const auto options = options_of<RouterOptions>(moe.router, RouterRegistry::instance())) {
+    if (const std::string fix = options->layout_dependence(); !fix.empty())
+      all.push_back({"moe.router", fix});
+  }
+  return all;
+}
+
 void TransformerOptions::check(const std::string& path, const ConfigNode& root, ConfigErrors& errors) const {
   auto add = [&](const std::string& key, const std::string& problem) {
     const std::string full = path + "." + key;

@@ -160,7 +160,9 @@ void Transformer::count_end_step() const {
   if (moe_layers_.empty()) return;
   for (Communicator* group : {&mesh_.sequences(), &stage_ranks_}) {
     group->traffic().all_reduce(moe_counters_.num_bytes());
-    group->traffic().all_reduce(moe_entropies_.num_bytes());
+    // Exact sums are two tensors.
+    for (int i = 0; i < (exact_entropies_ ? 2 : 1); i++)
+      group->traffic().all_reduce(moe_entropies_.num_bytes());
   }
 }
 

@@ -10,6 +10,7 @@ namespace shoal {
 
 namespace {
 
+constexpr int64_t kExactBytes = 16;    // of an exact sum
 constexpr int64_t kAlignElements = 16;  // gradients and pieces start on a 64-byte boundary
 
 int64_t aligned(int64_t elements) {
@@ -104,7 +105,8 @@ void FlatBucket::add(Parameter* p, int64_t largest_bytes) {
   largest_bytes_ += largest_bytes;
 }
 
-void FlatBucket::set_stage(ZeroStage stage) {
+void FlatBucket::set_stage(ZeroStage stage, bool exact) {
+  is_exact_ = exact;
   is_cut_ = stage != ZeroStage::none && group_.size() > 1;
   if (is_cut_) {
     piece_elements_ = aligned((num_elements_ + group_.size() - 1) / group_.size());
@@ -114,7 +116,7 @@ void FlatBucket::set_stage(ZeroStage stage) {
 }
 
 int64_t FlatBucket::gradient_bytes() const {
-  return (is_transient_ ? piece_elements_ : num_elements_) * dtype_size(dtype_);
+  return (is_transient_ ? piece_elements_ : num_elements_) * (dtype_size(dtype_) + (is_exact_ ? kExactBytes : 0));
 }
 
 int64_t FlatBucket::num_held() const {
@@ -139,14 +141,19 @@ ShardRange FlatBucket::own_part(size_t i) const {
   return {from, std::clamp(begin + piece_elements_ - offsets_[i], from, size)};
 }
 
+/// Of gradients as they are summed over ranks.
+int64_t FlatBucket::sum_bytes(int64_t elements) const {
+  return elements * (is_exact_ ? kExactBytes : dtype_size(dtype_));
+}
+
 void FlatBucket::count_reduction() const {
-  if (piece_elements_ == 0) return group_.traffic().all_reduce(num_elements_ * dtype_size(dtype_));
-  group_.traffic().reduce_scatter(piece_elements_ * dtype_size(dtype_));
+  if (piece_elements_ == 0) return group_.traffic().all_reduce(sum_bytes(num_elements_));
+  group_.traffic().reduce_scatter(sum_bytes(piece_elements_));
 }
 
 void FlatBucket::count_end() const {
   const int64_t summed = piece_elements_ == 0 ? num_elements_ : piece_elements_;
-  if (ends_ != nullptr) ends_->traffic().all_reduce(summed * dtype_size(dtype_));
+  if (ends_ != nullptr) ends_->traffic().all_reduce(sum_bytes(summed));
   if (!divides_values_) count_gather();
 }
 
@@ -154,17 +161,34 @@ void FlatBucket::count_gather() const {
   if (is_cut()) group_.traffic().all_gather(piece_elements_ * dtype_size(dtype_));
 }
 
-void FlatBucket::allocate(ZeroStage stage) {
+void FlatBucket::allocate(ZeroStage stage, bool exact) {
+  const int num_parts = group_.size() * (ends_ == nullptr ? 1 : ends_->size());
+  SHOAL_CHECK(!exact || (stage <= ZeroStage::optimizer_state && num_parts <= ExactSum::kMaxParts),
+              "FlatBucket: expected exact sums of gradients that are not divided, on at most ",
+              ExactSum::kMaxParts, " replicas, got ", num_parts,
+              "; set parallel.zero to 0 or 1, or run.deterministic: same_layout");
   for (Parameter* p : parameters_) p->leaf.grad_dtype = dtype_;
-  set_stage(stage);
+  set_stage(stage, exact);
   if (!is_transient_) {
-    gradients_ = group_.size() > 1 ? group_.shared_zeros({num_elements_}, dtype_, device_)
-                                   : Tensor::zeros({num_elements_}, dtype_, device_);
+    gradients_ = group_.size() > 1 && !exact ? group_.shared_zeros({num_elements_}, dtype_, device_)
+                                             : Tensor::zeros({num_elements_}, dtype_, device_);
     set_gradients();
   }
-  if (is_cut_) return cut_into_pieces();
-  for (Parameter* p : parameters_)
-    if (p->fill) std::exchange(p->fill, nullptr)();
+  if (is_cut_) {
+    cut_into_pieces();
+  } else {
+    for (Parameter* p : parameters_)
+      if (p->fill) std::exchange(p->fill, nullptr)();
+  }
+  if (exact) make_exact_sums();
+}
+
+void FlatBucket::make_exact_sums() {
+  sums_.high = group_.shared_zeros({num_elements_}, DType::f64, device_);
+  sums_.low = group_.shared_zeros({num_elements_}, DType::i64, device_);
+  own_sums_ = is_cut_ ? sums_.part(group_.rank() * piece_elements_, piece_elements_) : sums_;
+  for (size_t i = 0; i < parameters_.size(); i++)
+    parameters_[i]->leaf.exact_sum = sums_.part(offsets_[i], parameters_[i]->box.numel());
 }
 
 void FlatBucket::set_gradients() const {
@@ -226,19 +250,30 @@ void FlatBucket::close() {
 }
 
 int64_t FlatBucket::reduced_bytes() const {
-  const int64_t bytes = num_elements_ * dtype_size(dtype_);
-  return (group_.size() > 1 ? bytes : 0) + (ends_ == nullptr       ? 0
-                                            : piece_elements_ == 0 ? bytes
-                                                                   : piece_.num_bytes());
+  const int64_t own = piece_elements_ == 0 ? num_elements_ : piece_elements_;
+  return (group_.size() > 1 ? sum_bytes(num_elements_) : 0) + (ends_ == nullptr ? 0 : sum_bytes(own));
 }
 
 void FlatBucket::zero() {
   has_sum_ = false;
   if (is_transient_) close();
   for (Parameter* p : parameters_) p->leaf.grad_is_zero = true;
+  if (sums_) sums_.set_zero();
+}
+
+void FlatBucket::reduce_exact_sums() {
+  if (group_.size() == 1) return;
+  if (piece_elements_ == 0) {
+    work_ = group_.all_reduce(sums_.high, ReduceOp::sum);
+    low_work_ = group_.all_reduce(sums_.low, ReduceOp::sum);
+  } else {
+    work_ = group_.reduce_scatter(sums_.high, own_sums_.high, ReduceOp::sum);
+    low_work_ = group_.reduce_scatter(sums_.low, own_sums_.low, ReduceOp::sum);
+  }
 }
 
 void FlatBucket::start_reduction() {
+  if (sums_) return reduce_exact_sums();
   // What no backward has written is zero now.
   for (Parameter* p : parameters_) p->leaf.grad_buffer(p->value.shape(), device_);
   if (group_.size() == 1) return;
@@ -252,6 +287,7 @@ void FlatBucket::start_reduction() {
 
 void FlatBucket::complete() {
   work_.wait();
+  low_work_.wait();
   if (!is_transient_) return;
   if (addend_) accumulate(device_, piece_, addend_);
   addend_ = {};
@@ -259,9 +295,19 @@ void FlatBucket::complete() {
   close();
 }
 
-void FlatBucket::sum_over_ends() {
+void FlatBucket::finish() {
   // A rank and its like in the other stage have the same piece.
-  if (ends_ != nullptr) ends_->all_reduce(piece_elements_ == 0 ? gradients_ : piece_, ReduceOp::sum).wait();
+  const Tensor& own = piece_elements_ == 0 ? gradients_ : piece_;
+  if (!sums_) {
+    if (ends_ != nullptr) ends_->all_reduce(own, ReduceOp::sum).wait();
+    return;
+  }
+  if (ends_ != nullptr) {
+    ends_->all_reduce(own_sums_.high, ReduceOp::sum).wait();
+    ends_->all_reduce(own_sums_.low, ReduceOp::sum).wait();
+  }
+  exact_value(device_, own_sums_, own);
+  for (Parameter* p : parameters_) p->leaf.grad_is_zero = false;
 }
 
 void FlatBucket::start_gather() {

@@ -33,11 +33,12 @@ class FlatBucket {
   FlatBucket(Communicator& group, Communicator* ends, DType dtype, Device device)
       : group_(group), ends_(ends), dtype_(dtype), device_(device) {}
   /// Gives the parameters gradients, and with a stage pieces and values in one flat buffer. Collective over
-  /// the replicas: buffers are allocated where they can reach them. To be called once.
-  void allocate(ZeroStage stage);
+  /// the replicas: buffers are allocated where they can reach them. To be called once. `exact`: gradients are
+  /// exact sums (core/autograd/exact_sum.h) until finish().
+  void allocate(ZeroStage stage, bool exact = false);
 
   /// The sizes that allocate() gives it, for a look at what is never allocated.
-  void set_stage(ZeroStage stage);
+  void set_stage(ZeroStage stage, bool exact = false);
   /// Of gradients that are kept from one backward to the next.
   int64_t gradient_bytes() const;
   /// Elements of parameters that this rank keeps, and that it updates.
@@ -46,7 +47,7 @@ class FlatBucket {
   /// What start_reduction() and start_gather() send, counted without a call.
   void count_reduction() const;
   void count_gather() const;
-  /// The same of sum_over_ends() and, of values that are not divided, of the gather after an update.
+  /// The same of finish() and, of values that are not divided, of the gather after an update.
   void count_end() const;
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
@@ -67,10 +68,11 @@ class FlatBucket {
   /// Gradients of unused parameters are zeros. Collective over the replicas, like complete().
   void start_reduction();
   /// Moves a reduction forward; true when complete() would not block.
-  bool test() { return work_.test(); }
+  bool test() { return work_.test() && low_work_.test(); }
   void complete();
-  /// After complete() of all buckets. Collective over `ends`.
-  void sum_over_ends();
+  /// After complete() of all buckets: sums over `ends`, and gives exact sums their values. Collective over
+  /// `ends`.
+  void finish();
   /// Every replica gets the values that others have updated; nothing reads them before complete_gather().
   /// Collective over the replicas; nothing where there are no pieces.
   void start_gather();
@@ -91,9 +93,12 @@ class FlatBucket {
   void add(Parameter* p, int64_t largest_bytes);
   ShardRange own_part(size_t i) const;
   void cut_into_pieces();
+  void make_exact_sums();
+  int64_t sum_bytes(int64_t elements) const;
   void set_gradients() const;
   void open();
   void close();
+  void reduce_exact_sums();
 
   Communicator& group_;
   Communicator* ends_;
@@ -105,11 +110,13 @@ class FlatBucket {
   int64_t piece_elements_ = 0;                    // 0: not cut
   int pipeline_stage_ = 0;
   bool is_cut_ = false, is_transient_ = false, divides_values_ = false;
+  bool is_exact_ = false;
   bool has_sum_ = false;       // piece_ holds the sum of earlier micro-batches
   Tensor gradients_, values_;  // flat; values_: of a cut bucket
   Tensor value_piece_;         // of values_: a part of them, or all that stays
   Tensor piece_, addend_;      // of the gradient; what is added to it
-  Work work_, gather_;
+  ExactSum sums_, own_sums_;   // of gradients_, and of what this rank updates
+  Work work_, low_work_, gather_;
 };
 
 }  // namespace shoal

@@ -15,13 +15,13 @@ constexpr size_t kMaxInFlight = 2;
 }  // namespace
 
 GradReducer::GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes,
-                         ZeroStage stage, const std::vector<WeightUnit*>& units)
+                         ZeroStage stage, const std::vector<WeightUnit*>& units, bool exact)
     : parameters_(parameters), stage_(stage) {
   for (std::unique_ptr<FlatBucket>& bucket :
        FlatBucket::make_all(parameters, units, mesh, bucket_bytes, stage))
     buckets_.push_back({std::move(bucket), {}, 0});
   for (size_t b = 0; b < buckets_.size(); b++) {
-    buckets_[b].bucket->allocate(stage);
+    buckets_[b].bucket->allocate(stage, exact);
     const std::vector<Parameter*>& members = buckets_[b].bucket->parameters();
     for (size_t i = 0; i < members.size(); i++) {
       Parameter* p = members[i];
@@ -41,6 +41,7 @@ GradReducer::~GradReducer() {
   for (Parameter* p : parameters_) {
     p->leaf.on_grad_ready = nullptr;
     p->leaf.make_grad = nullptr;
+    p->leaf.exact_sum = {};
   }
 }
 
@@ -111,7 +112,7 @@ void GradReducer::finish() {
   if (!reducing_)
     await([this](const FlatBucket& bucket) { return !(reduces_each_backward() && bucket.has_sum()); });
   complete_all();
-  for (const Entry& entry : buckets_) entry.bucket->sum_over_ends();
+  for (const Entry& entry : buckets_) entry.bucket->finish();
 }
 
 std::vector<FlatBucket*> GradReducer::buckets() const {
@@ -130,8 +131,12 @@ int64_t GradReducer::reduced_bytes() const {
   return bytes;
 }
 
-void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum) {
-  const ProfileSection section("gradient norm", ProfileSection::kWhole);
+namespace {
+
+/// Calls body(gradient) for what this rank counts of the whole model's gradient, which all ranks together
+/// count once.
+template <class Body>
+void for_own_share(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Body& body) {
   for (size_t i = 0; i < parameters.size(); i++) {
     const Parameter& p = *parameters[i];
     const Communicator& replicas = mesh.replicas(p.placement);
@@ -139,10 +144,26 @@ void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mes
     const bool again = p.on_both_ends && mesh.ends().rank() > 0;  // the first stage counts it
     // Replicas with the whole gradient share the work.
     const bool mine = !again && (p.piece || static_cast<int>(i) % replicas.size() == replicas.rank());
-    if (mine && grad.defined() && grad.numel() > 0) add_squares(grad.device(), grad, sum);
+    if (mine && grad.defined() && grad.numel() > 0) body(grad);
   }
+}
+
+}  // namespace
+
+void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum) {
+  const ProfileSection section("gradient norm", ProfileSection::kWhole);
+  for_own_share(parameters, mesh, [&](const Tensor& grad) { add_squares(grad.device(), grad, sum); });
   // Entered by configuration alone: a rank whose experts got no tokens takes part like any other.
   if (mesh.world().size() > 1) mesh.world().all_reduce(sum, ReduceOp::sum).wait();
+}
+
+void add_exact_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum) {
+  const ProfileSection section("gradient norm", ProfileSection::kWhole);
+  const Device device = sum.device();
+  const Tensor squares = Tensor::zeros({ExactSquares::kSize}, DType::i64, device);
+  for_own_share(parameters, mesh, [&](const Tensor& grad) { exact_add_squares(device, grad, squares); });
+  if (mesh.world().size() > 1) mesh.world().all_reduce(squares, ReduceOp::sum).wait();
+  exact_squares_value(device, squares, sum);
 }
 
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh) {

@@ -18,9 +18,11 @@ class GradReducer {
   /// Gives every parameter a zeroed gradient that is a view of a flat bucket (FlatBucket::make_all), and
   /// installs grad-ready hooks. With a stage replicas share the optimizer's work: Parameter::piece is set, so
   /// make the optimizer afterwards, and Parameter::value moves. `units`: of the model; they matter to stages
-  /// above none. Collective.
+  /// above none. `exact`: gradients of uses are summed exactly, so that their bits do not depend on how they
+  /// lie on ranks and backward passes. Collective.
   GradReducer(const std::vector<Parameter*>& parameters, const Mesh& mesh, int64_t bucket_bytes,
-              ZeroStage stage = ZeroStage::none, const std::vector<WeightUnit*>& units = {});
+              ZeroStage stage = ZeroStage::none, const std::vector<WeightUnit*>& units = {},
+              bool exact = false);
   ~GradReducer();
 
   /// All gradients are zero from here on (Leaf::grad_is_zero; memory is not touched, finish() leaves no stale
@@ -73,7 +75,9 @@ class GradReducer {
 /// bits on every rank.
 /// Collective over the world. Call after GradReducer::finish().
 void add_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum);
-/// The same as a number; waits for the device.
+/// The same as an exact sum (core/autograd/exact_sum.h) of the same gradient on every layout, rounded once.
+void add_exact_grad_squares(const std::vector<Parameter*>& parameters, const Mesh& mesh, const Tensor& sum);
+/// add_grad_squares as a number; waits for the device.
 double global_grad_square_sum(const std::vector<Parameter*>& parameters, const Mesh& mesh);
 
 }  // namespace shoal

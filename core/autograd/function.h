@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/autograd/exact_sum.h"
 #include "core/autograd/saved.h"
 #include "core/tensor/tensor.h"
 
@@ -32,8 +33,9 @@ struct Leaf {
   Tensor grad;  // accumulates (+=); f32, or f64 for f64 parameters; allocated at first use when undefined
   bool grad_is_zero =
       false;  // the values of `grad` are stale and mean zeros: the first gradient may overwrite
-  std::function<void()> make_grad;      // where set: defines `grad`, with stale values, when one is needed
-  int uses_left = 0;                    // forward uses whose backward has not run yet
+  std::function<void()> make_grad;  // where set: defines `grad`, with stale values, when one is needed
+  ExactSum exact_sum;  // where set: the gradient of each use is added to it, and `grad` has that of one use
+  int uses_left = 0;   // forward uses whose backward has not run yet
   std::function<void()> on_grad_ready;  // called when uses_left returns to 0 in a backward pass
   DType grad_dtype = DType::f32;
   PackedWeight packed;        // of the parameter's value; undefined until a bf16 product needs it
@@ -42,6 +44,8 @@ struct Leaf {
 
   /// The gradient buffer, with its values: zero-filled when it did not exist or was stale.
   Tensor& grad_buffer(const Shape& shape, Device device);
+  /// After the backward of a use: `grad` goes into the exact sum, where there is one.
+  void end_use();
 };
 
 class Function {
@@ -78,6 +82,11 @@ class Function {
   /// In backward: the f32/f64 gradient buffer of input i when it is a leaf, for += in place (a weight
   /// gradient is never a temporary); nullptr otherwise. `shape` is the input's.
   Tensor* leaf_grad(int input, const Shape& shape, Device device) const;
+  /// Where input i is a leaf with an exact sum: that, for gradients of several sequences, each of which is to
+  /// be added by itself. Else an empty one.
+  ExactSum exact_sum(int input) const;
+  /// In forward: ends the use of a leaf whose gradient forward has written (Leaf::end_use).
+  void end_use(int input) const;
 
  private:
   friend class Tape;

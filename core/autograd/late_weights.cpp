@@ -26,6 +26,7 @@ void WeightQueue::run() {
     entry.late->backward_weights();
     entry.function.reset();
     for (Leaf* leaf : std::exchange(entry.leaves, {})) {
+      leaf->end_use();
       if (--leaf->uses_left == 0 && leaf->on_grad_ready) leaf->on_grad_ready();
     }
   }

@@ -37,6 +37,21 @@ Tensor& Leaf::grad_buffer(const Shape& shape, Device device) {
   return grad;
 }
 
+void Leaf::end_use() {
+  if (!exact_sum || !grad.defined() || grad_is_zero) return;
+  exact_add(grad.device(), exact_sum, grad);
+  grad_is_zero = true;
+}
+
+ExactSum Function::exact_sum(int input) const {
+  const Leaf* leaf = inputs_.at(static_cast<size_t>(input)).leaf;
+  return leaf != nullptr ? leaf->exact_sum : ExactSum{};
+}
+
+void Function::end_use(int input) const {
+  if (Leaf* leaf = inputs_.at(static_cast<size_t>(input)).leaf; leaf != nullptr) leaf->end_use();
+}
+
 Function::GradTarget Function::grad_target(int input, const Shape& shape, DType dtype, Device device) const {
   Leaf* leaf = inputs_.at(static_cast<size_t>(input)).leaf;
   if (leaf == nullptr) return {Tensor::empty(shape, dtype, device), false, false};
@@ -213,6 +228,7 @@ void Tape::run(Record& record) {
     grads[i] = {};
     Leaf* leaf = inputs[i].leaf;
     if (leaf == nullptr || (late_inputs >> i & 1U) != 0) continue;  // a late use ends later
+    leaf->end_use();
     if (--leaf->uses_left == 0 && leaf->on_grad_ready) leaf->on_grad_ready();
   }
 }

@@ -8,6 +8,7 @@
 #include "core/autograd/tape.h"
 #include "core/base/threads.h"
 #include "core/ops/elementwise.h"
+#include "core/ops/exact_parts.h"
 #include "core/ops/linear.h"
 
 namespace shoal {
@@ -32,7 +33,7 @@ PackedWeight make_copies(const Tensor& weight, PackedUse use) {
 }
 
 struct Bf16Linear final : Function, LateWeights {
-  std::vector<int64_t> rows;
+  std::vector<int64_t> rows, parts;
   Tensor source;  // the weight with its leaf, whose copies are used
   DType result = DType::bf16;
   Saved x;
@@ -84,6 +85,10 @@ struct Bf16Linear final : Function, LateWeights {
   std::pair<Tensor, Tensor> weight_gradients(const Tensor& dy, const Tensor& given) {
     const Device device = dy.device();
     Tensor dweight, dbias;
+    if (exact_sum(1) || exact_sum(2)) {
+      add_to_exact_sums(dy, given);
+      return {};
+    }
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight_shape, DType::f32, device);
       bf16_gemm_reduce(device, to.accumulate, dy, x.get(), to.grad, rows);
@@ -99,6 +104,28 @@ struct Bf16Linear final : Function, LateWeights {
   }
 
  private:
+  void add_to_exact_sums(const Tensor& dy, const Tensor& given) const {
+    const Device device = dy.device();
+    const auto groups = std::ssize(rows);
+    const int64_t n = weight_shape[-2], k = weight_shape[-1];
+    if (const ExactSum sum = exact_sum(1)) {
+      const Tensor rows_of_x = x.get();
+      add_parts(sum, groups, parts, {1, n, k}, DType::f32,
+                [&](int64_t first, int64_t last, const Tensor& out) {
+                  const int64_t count = last - first;
+                  bf16_gemm_reduce(device, false, dy.rows(first, last), rows_of_x.rows(first, last), out,
+                                   {&count, 1});
+                });
+    }
+    if (const ExactSum sum = exact_sum(2)) {
+      add_parts(sum, groups, parts, {1, n}, DType::f32, [&](int64_t first, int64_t last, const Tensor& out) {
+        const int64_t count = last - first;
+        out.set_zero();
+        bias_bwd(device, given.rows(first, last), out, {&count, 1});
+      });
+    }
+  }
+
   Tensor late_dy, late_given;
 };
 
@@ -133,10 +160,13 @@ PackedWeight packed_weight(const Tensor& weight, PackedUse use) {
 }
 
 Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int64_t> rows_per_group,
-                   const Tensor& bias, DType result) {
+                   const Tensor& bias, DType result, std::span<const int64_t> rows_per_part) {
   SHOAL_CHECK(result == DType::bf16 || result == DType::f32,
               "bf16_linear: expected a result of bf16 or f32, got ", result);
-  return apply(Bf16Linear(weight, rows_per_group, result), x_RK, weight, bias);
+  Bf16Linear function(weight, rows_per_group, result);
+  const auto parts = rows_per_part.empty() ? rows_per_group : rows_per_part;
+  function.parts.assign(parts.begin(), parts.end());
+  return apply(std::move(function), x_RK, weight, bias);
 }
 
 }  // namespace shoal

@@ -16,8 +16,9 @@ namespace shoal {
 
 /// linear and grouped_linear (core/ops/linear.h) of bf16 rows. weight: f32 [N, K] or [G, N, K]. bias: f32,
 /// may be undefined. y is bf16, or f32 when `result` says so; weight and bias gradients are f32.
+/// rows_per_part as of grouped_linear.
 Tensor bf16_linear(const Tensor& x_RK, const Tensor& weight, std::span<const int64_t> rows_per_group,
-                   const Tensor& bias, DType result);
+                   const Tensor& bias, DType result, std::span<const int64_t> rows_per_part = {});
 
 enum class PackedUse : uint8_t { both, forward, backward };  // of y = x W^T and of dx = dy W
 

@@ -82,6 +82,7 @@ class LinearCrossEntropyFunction final : public Function {
       dweight.accumulate = true;
     }
     copies_ = {};
+    if (into_leaf_) end_use(1);
     return loss_of(total, scale_, stats);
   }
 

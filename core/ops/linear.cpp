@@ -1,12 +1,14 @@
 #include "core/ops/linear.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "core/autograd/late_weights.h"
 #include "core/autograd/tape.h"
 #include "core/ops/bf16_linear.h"
+#include "core/ops/exact_parts.h"
 
 namespace shoal {
 
@@ -107,7 +109,7 @@ struct AddRowBias final : Function {
 };
 
 struct GroupedLinear final : Function, LateWeights {
-  std::vector<int64_t> rows;
+  std::vector<int64_t> rows, parts;
   Saved x;
   Tensor weight, bias;
 
@@ -145,6 +147,10 @@ struct GroupedLinear final : Function, LateWeights {
   std::pair<Tensor, Tensor> weight_gradients(const Tensor& dy) {
     const Device device = dy.device();
     Tensor dweight, dbias;
+    if (exact_sum(1) || exact_sum(2)) {
+      add_to_exact_sums(dy);
+      return {};
+    }
     if (needs_grad(1)) {
       const GradTarget to = grad_target(1, weight.shape(), dy.dtype(), device);
       grouped_gemm_reduce(device, {.accumulate = to.accumulate}, dy, x.get(), to.grad, rows);
@@ -160,6 +166,24 @@ struct GroupedLinear final : Function, LateWeights {
   }
 
  private:
+  void add_to_exact_sums(const Tensor& dy) const {
+    const Device device = dy.device();
+    const int64_t groups = weight.size(0), n = weight.size(1), k = weight.size(2);
+    if (const ExactSum sum = exact_sum(1)) {
+      const Tensor rows_of_x = x.get();
+      add_parts(sum, groups, parts, {n, k}, dy.dtype(), [&](int64_t first, int64_t last, const Tensor& out) {
+        gemm(device, {.transpose_a = true}, dy.rows(first, last), rows_of_x.rows(first, last), out);
+      });
+    }
+    if (const ExactSum sum = exact_sum(2)) {
+      add_parts(sum, groups, parts, {1, n}, dy.dtype(), [&](int64_t first, int64_t last, const Tensor& out) {
+        const int64_t count = last - first;
+        out.set_zero();
+        bias_bwd(device, dy.rows(first, last), out, {&count, 1});
+      });
+    }
+  }
+
   Tensor late_dy;
 };
 
@@ -169,6 +193,18 @@ Tensor bf16_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, DTyp
   shape.set(-1, weight.size(0));
   const int64_t num_rows = x.num_rows();
   return bf16_linear(as_matrix(x), weight, {&num_rows, 1}, bias, result).view(shape);
+}
+
+void check_parts(std::span<const int64_t> rows_per_group, std::span<const int64_t> rows_per_part) {
+  if (rows_per_part.empty()) return;
+  const size_t groups = rows_per_group.size(), parts = groups == 0 ? 0 : rows_per_part.size() / groups;
+  bool fits = groups > 0 && parts * groups == rows_per_part.size();
+  for (size_t g = 0; fits && g < groups; g++) {
+    const auto of_group = rows_per_part.subspan(g * parts, parts);
+    fits = std::accumulate(of_group.begin(), of_group.end(), int64_t{0}) == rows_per_group[g];
+  }
+  SHOAL_CHECK(fits, "grouped_linear: expected rows of as many parts for each of ", groups,
+              " groups that sum to the group's rows, got ", rows_per_part.size(), " parts");
 }
 
 }  // namespace
@@ -200,7 +236,7 @@ Tensor linear_f32(const Tensor& x_TK, const Tensor& weight_NK) {
 }
 
 Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
-                      const Tensor& bias_GN) {
+                      const Tensor& bias_GN, std::span<const int64_t> rows_per_part) {
   const auto groups = static_cast<int64_t>(rows_per_group.size());
   SHOAL_CHECK(x_RK.dims() == 2 && weight_GNK.dims() == 3 && weight_GNK.size(2) == x_RK.size(1) &&
                   weight_GNK.size(0) == groups,
@@ -209,9 +245,13 @@ Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<co
   SHOAL_CHECK(!bias_GN || bias_GN.shape() == Shape({groups, weight_GNK.size(1)}),
               "grouped_linear: expected bias [", groups, ", ", weight_GNK.size(1), "], got ",
               bias_GN.shape());
-  if (x_RK.dtype() == DType::bf16) return bf16_linear(x_RK, weight_GNK, rows_per_group, bias_GN, DType::bf16);
+  check_parts(rows_per_group, rows_per_part);
+  if (x_RK.dtype() == DType::bf16)
+    return bf16_linear(x_RK, weight_GNK, rows_per_group, bias_GN, DType::bf16, rows_per_part);
   GroupedLinear function;
   function.rows.assign(rows_per_group.begin(), rows_per_group.end());
+  const auto parts = rows_per_part.empty() ? rows_per_group : rows_per_part;
+  function.parts.assign(parts.begin(), parts.end());
   return apply(std::move(function), x_RK, weight_GNK, bias_GN);
 }
 

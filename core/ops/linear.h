@@ -21,9 +21,10 @@ Tensor add_row_bias(const Tensor& x_TN, const Tensor& bias_N);
 
 /// Rows of x are sorted by group; group g has rows_per_group[g] >= 0 consecutive rows, summing to R.
 /// y_RN: rows of group g times weight_GNK[g]^T (+ bias_GN[g]). Empty groups are allowed and get zero
-/// gradients.
+/// gradients. rows_per_part [G, P]: the rows of each group come from P sequences, so many from each (empty:
+/// from one); matters where parameters have exact sums.
 Tensor grouped_linear(const Tensor& x_RK, const Tensor& weight_GNK, std::span<const int64_t> rows_per_group,
-                      const Tensor& bias_GN = {});
+                      const Tensor& bias_GN = {}, std::span<const int64_t> rows_per_part = {});
 
 /// C[m, n] = sum_k op(A)[m, k] * op(B)[k, n] (+ C when accumulate). Row-major; A is [m, k] or, transposed,
 /// [k, m]; B is [k, n] or, transposed, [n, k]. All f32 or all f64.
@@ -42,6 +43,9 @@ inline constinit Kernel<void(Gemm how, const Tensor& a, const Tensor& b, const T
       const int64_t k = a.size(how.transpose_a ? 0 : 1);
       return product_cost(c.numel() * k, a.dtype(), bytes_of(a, b, c) + (how.accumulate ? bytes_of(c) : 0));
     });
+
+/// Whether the bits of a row of gemm's result in this dtype depend on that row of `a` and on `b` alone.
+inline constinit Kernel<bool(DType dtype)> rows_are_independent("rows_are_independent");
 
 /// One GEMM per group, with the rows of each group as the variable dimension.
 ///   rows:    c_RN[rows of g] = a_RK[rows of g] * op(b_G..[g])       (forward: transpose_b = true; dx: false)

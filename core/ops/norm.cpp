@@ -8,12 +8,15 @@ namespace shoal {
 namespace {
 
 enum class NormKind : uint8_t { rms, layer };
+/// What is returned beside y.
+enum class NormCarry : uint8_t { nothing, sum, input };
 
 /// Inputs: x, residual (may be undefined), weight, bias (may be undefined).
-/// Outputs: y, and the sum when there is a residual.
+/// Outputs: y, and what is carried on: the sum of x and the residual, or x.
 class NormFunction final : public Function {
  public:
-  NormFunction(NormKind kind, double eps, DType y_dtype) : kind_(kind), eps_(eps), y_dtype_(y_dtype) {}
+  NormFunction(NormKind kind, double eps, DType y_dtype, NormCarry carry)
+      : kind_(kind), eps_(eps), y_dtype_(y_dtype), carry_(carry) {}
   const char* name() const override { return kind_ == NormKind::rms ? "rms_norm" : "layer_norm"; }
 
   std::vector<Tensor> forward(const Tensor& x, const Tensor& residual, const Tensor& weight,
@@ -30,8 +33,8 @@ class NormFunction final : public Function {
     weight_ = weight;
     mean_T_ = args.mean_T;
     rstd_T_ = args.rstd_T;
-    if (residual.defined()) return {args.y, args.sum};
-    return {args.y};
+    if (carry_ == NormCarry::nothing) return {args.y};
+    return {args.y, x_};
   }
 
   std::vector<Tensor> backward(const std::vector<Tensor>& grad_outputs) override {
@@ -88,30 +91,46 @@ class NormFunction final : public Function {
   NormKind kind_;
   double eps_;
   DType y_dtype_, x_dtype_ = DType::f32;
+  NormCarry carry_;
   Tensor x_, weight_, mean_T_, rstd_T_;
 };
 
 }  // namespace
 
 Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, DType y_dtype) {
-  return apply(NormFunction(NormKind::rms, eps, y_dtype), x_TD, Tensor{}, weight_D, Tensor{})[0];
+  return apply(NormFunction(NormKind::rms, eps, y_dtype, NormCarry::nothing), x_TD, Tensor{}, weight_D,
+               Tensor{})[0];
 }
 
 Tensor layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps,
                   DType y_dtype) {
-  return apply(NormFunction(NormKind::layer, eps, y_dtype), x_TD, Tensor{}, weight_D, bias_D)[0];
+  return apply(NormFunction(NormKind::layer, eps, y_dtype, NormCarry::nothing), x_TD, Tensor{}, weight_D,
+               bias_D)[0];
+}
+
+NormResult carry_rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, DType y_dtype) {
+  const auto out =
+      apply(NormFunction(NormKind::rms, eps, y_dtype, NormCarry::input), x_TD, Tensor{}, weight_D, Tensor{});
+  return {out[0], out[1]};
+}
+
+NormResult carry_layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps,
+                            DType y_dtype) {
+  const auto out =
+      apply(NormFunction(NormKind::layer, eps, y_dtype, NormCarry::input), x_TD, Tensor{}, weight_D, bias_D);
+  return {out[0], out[1]};
 }
 
 NormResult add_rms_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D, double eps) {
-  const auto out =
-      apply(NormFunction(NormKind::rms, eps, x_TD.dtype()), x_TD, residual_TD, weight_D, Tensor{});
+  const auto out = apply(NormFunction(NormKind::rms, eps, x_TD.dtype(), NormCarry::sum), x_TD, residual_TD,
+                         weight_D, Tensor{});
   return {out[0], out[1]};
 }
 
 NormResult add_layer_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D,
                           const Tensor& bias_D, double eps) {
-  const auto out =
-      apply(NormFunction(NormKind::layer, eps, x_TD.dtype()), x_TD, residual_TD, weight_D, bias_D);
+  const auto out = apply(NormFunction(NormKind::layer, eps, x_TD.dtype(), NormCarry::sum), x_TD, residual_TD,
+                         weight_D, bias_D);
   return {out[0], out[1]};
 }
 

@@ -33,6 +33,12 @@ NormResult add_rms_norm(const Tensor& x_TD, const Tensor& residual_TD, const Ten
 NormResult add_layer_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D,
                           const Tensor& bias_D, double eps);
 
+/// {norm(x), x}: as the two above without a residual, for an x that is also carried on. Its gradient has the
+/// bits of a sum's: what reached it by other ways is added in the same place.
+NormResult carry_rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, DType y_dtype);
+NormResult carry_layer_norm(const Tensor& x_TD, const Tensor& weight_D, const Tensor& bias_D, double eps,
+                            DType y_dtype);
+
 struct NormForward {
   Tensor x, residual;     // residual may be undefined
   Tensor weight, bias;    // bias may be undefined

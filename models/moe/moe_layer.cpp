@@ -86,10 +86,10 @@ Experts::Experts(const MoeShape& shape, int64_t num_experts, const Choice& activ
   unit_.parameters = parameters();
 }
 
-Tensor Experts::project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
-                        const Tensor& bias, const std::shared_ptr<Fp8Weight>& fp8) const {
-  return shape_.fp8 ? fp8_grouped_linear(x, weight, rows_per_expert, bias, *shape_.fp8, fp8)
-                    : grouped_linear(x, weight, rows_per_expert, bias);
+Tensor Experts::project(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& bias,
+                        const std::shared_ptr<Fp8Weight>& fp8) const {
+  return shape_.fp8 ? fp8_grouped_linear(x, weight, rows.per_expert, bias, *shape_.fp8, fp8)
+                    : grouped_linear(x, weight, rows.per_expert, bias, rows.per_source);
 }
 
 Tensor Experts::add_expert_bias(const Tensor& y_RD, const std::vector<int64_t>& rows_per_expert) const {
@@ -100,22 +100,21 @@ Tensor Experts::add_expert_bias(const Tensor& y_RD, const std::vector<int64_t>& 
   return add(y_RD, cast(embedding(b2_->value, ids_R), y_RD.dtype()));
 }
 
-Tensor Experts::forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const {
+Tensor Experts::forward(const Dispatched& rows) const {
   const Tensor b2 = b2_ ? b2_->value : Tensor{};
-  if (!split_.is_split()) return forward_part(x_RD, rows_per_expert, b2);
-  const ExpertSplit::Gathered all = split_.gather(x_RD, rows_per_expert);
-  const Tensor y_RD = split_.scatter(forward_part(all.x_RD, all.rows_per_expert, {}), all);
+  if (!split_.is_split()) return forward_part(rows.x_RD, {rows.rows_per_expert, rows.rows_per_source}, b2);
+  const ExpertSplit::Gathered all = split_.gather(rows.x_RD, rows.rows_per_expert);
+  const Tensor y_RD = split_.scatter(forward_part(all.x_RD, {all.rows_per_expert, {}}, {}), all);
   // Added to the sum, on own rows: all ranks use it at the same place of their tapes.
-  return b2_ ? add_expert_bias(y_RD, rows_per_expert) : y_RD;
+  return b2_ ? add_expert_bias(y_RD, rows.rows_per_expert) : y_RD;
 }
 
-Tensor Experts::forward_part(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert,
-                             const Tensor& b2) const {
+Tensor Experts::forward_part(const Tensor& x_RD, const Rows& rows, const Tensor& b2) const {
   const int64_t e = w1_->value.size(0), D = shape_.hidden_size, up = w1_->value.numel() / (e * D);
   const Tensor b1 = b1_ ? b1_->value.view({e, up}) : Tensor{};
-  const auto project_up = [this, w1 = w1_->value.view({e, up, D}), b1, rows_per_expert](const Tensor& x) {
+  const auto project_up = [this, w1 = w1_->value.view({e, up, D}), b1, rows](const Tensor& x) {
     const ProfileSection section("experts up");
-    return project(x, w1, rows_per_expert, b1, fp8_w1_);
+    return project(x, w1, rows, b1, fp8_w1_);
   };
   const auto activate = [this](const Tensor& h) {
     const ProfileSection section("experts activation");
@@ -124,7 +123,7 @@ Tensor Experts::forward_part(const Tensor& x_RD, const std::vector<int64_t>& row
   const Tensor a = apply_again(shape_.recompute.activations,
                                apply_again(shape_.recompute.up_projections, x_RD, project_up), activate);
   const ProfileSection section("experts down");
-  return project(a, w2_->value, rows_per_expert, b2, fp8_w2_);
+  return project(a, w2_->value, rows, b2, fp8_w2_);
 }
 
 MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choice& activation,
@@ -136,6 +135,11 @@ MoeLayer::MoeLayer(const MoeOptions& options, const MoeShape& shape, const Choic
   add_module(*router_);
   dispatcher_ = DispatcherRegistry::make(
       *context.dispatcher, DispatcherContext{&context.mesh->comm(Axis::ep), options.num_experts});
+  if (context.rank_invariant && !dispatcher_->sums_in_order_of_choices()) {
+    throw UsageError(str("config parallel.dispatcher: ", context.dispatcher->kind,
+                         " sums the results of a token node by node, so that bits depend on the nodes, which "
+                         "run.deterministic: rank_invariant excludes; use all_to_all"));
+  }
   experts_ = std::make_unique<Experts>(shape, options.num_experts, activation, context.mesh->comm(Axis::etp),
                                        build.child("experts"));
   add_module(*experts_);
@@ -188,7 +192,11 @@ void MoeLayer::count(const Routing& routing, const Tensor& dropped, const ModelB
   const int64_t E = options_.num_experts;
   accumulate(device, statistics_.counters_E1.flat(0, E), routing.counts_E);
   if (dropped.defined()) accumulate(device, statistics_.counters_E1.flat(E, 1), dropped);
-  if (routing.entropy_sum.defined()) accumulate(device, statistics_.entropy, routing.entropy_sum);
+  if (routing.entropy_sum.defined() && statistics_.exact_entropy) {
+    exact_add(device, statistics_.exact_entropy, routing.entropy_sum);
+  } else if (routing.entropy_sum.defined()) {
+    accumulate(device, statistics_.entropy, routing.entropy_sum);
+  }
   statistics_.tokens += batch.num_valid();
 }
 
@@ -227,7 +235,7 @@ MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, 
     experts_unit().begin();
     for (int64_t i = 0; i < parts->num_parts(); i++) {
       const Dispatched received = parts->arrive(i);
-      parts->send_back(i, experts_->forward(received.x_RD, received.rows_per_expert));
+      parts->send_back(i, experts_->forward(received));
     }
     experts_unit().end();
     return {parts->combine(weights_TK), shared_TD};
@@ -235,8 +243,7 @@ MoeLayer::Results MoeLayer::compute(const Tensor& x_TD, const Routing& routing, 
   Pending<Dispatched> sent = dispatcher_->dispatch(x_TD, ids_TK, rows_each);
   Tensor shared_TD = shared();  // while the rows travel
   const Dispatched received = std::move(sent).wait();
-  const Tensor y_RD =
-      experts_unit().during([&] { return experts_->forward(received.x_RD, received.rows_per_expert); });
+  const Tensor y_RD = experts_unit().during([&] { return experts_->forward(received); });
   return {dispatcher_->combine(y_RD, weights_TK, received.plan).wait(), shared_TD};
 }
 

@@ -54,19 +54,22 @@ class Experts final : public Module {
   /// `etp`: the group that holds other parts of the same experts; must outlive this.
   Experts(const MoeShape& shape, int64_t num_experts, const Choice& activation, Communicator& etp,
           const BuildContext& context);
-  /// x_RD and the result: this rank's rows, sorted by local expert. Collective over etp.
-  Tensor forward(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert) const;
+  /// The result of the rows that were dispatched to this rank. Collective over etp.
+  Tensor forward(const Dispatched& rows) const;
   /// Begun and ended by the layer, around its calls of forward().
   WeightUnit& unit() { return unit_; }
 
  private:
+  /// How rows lie: sorted by local expert, and by their source within each.
+  struct Rows {
+    std::vector<int64_t> per_expert, per_source;
+  };
   /// Rows times the matrices of a weight, in the experts' precision.
-  Tensor project(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& rows_per_expert,
-                 const Tensor& bias, const std::shared_ptr<Fp8Weight>& fp8) const;
+  Tensor project(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& bias,
+                 const std::shared_ptr<Fp8Weight>& fp8) const;
 
   /// Rows through the part of the experts that this rank holds.
-  Tensor forward_part(const Tensor& x_RD, const std::vector<int64_t>& rows_per_expert,
-                      const Tensor& bias) const;
+  Tensor forward_part(const Tensor& x_RD, const Rows& rows, const Tensor& bias) const;
   Tensor add_expert_bias(const Tensor& y_RD, const std::vector<int64_t>& rows_per_expert) const;
 
   MoeShape shape_;
@@ -102,7 +105,8 @@ class MoeLayer final : public Module {
   /// dropped ones (i64); entropies (f64 scalar).
   struct Statistics {
     Tensor counters_E1, entropy;
-    int64_t tokens = 0;  // valid ones, also since then
+    ExactSum exact_entropy;  // instead of `entropy`, where the model is rank invariant
+    int64_t tokens = 0;      // valid ones, also since then
   };
   Statistics& statistics() { return statistics_; }
   /// Assignments of each expert in measuring passes, i64; undefined: there were none.

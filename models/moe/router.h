@@ -62,6 +62,10 @@ struct RouterOptions : Options {
   virtual std::string problem(int64_t num_experts, int64_t top_k) const {
     return (void)num_experts, (void)top_k, "";
   }
+  /// What makes the routing or its losses depend on how sequences lie on micro-batches, as "expected ..., got
+  /// ...;
+  /// ..."; "": nothing.
+  virtual std::string layout_dependence() const { return ""; }
 };
 
 /// What a router gathers of other ranks' tokens, for the prediction of traffic.

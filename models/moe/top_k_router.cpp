@@ -37,6 +37,11 @@ struct TopKOptions final : RouterOptions {
     v("bias_rate", bias_rate, "step of the selection bias towards balance (arXiv:2408.15664); 0: no bias",
       in_range(0, 1));
   }
+  std::string layout_dependence() const override {
+    return aux_coeff > 0 && aux_scope == "micro_batch"
+               ? "expected aux_scope sequence or global, got micro_batch; set aux_scope: sequence"
+               : "";
+  }
   std::string problem(int64_t num_experts, int64_t top_k) const override {
     if (top_k > kMaxTopK)
       return str("router top_k: expected top_k of at most ", kMaxTopK, ", got ", top_k,

@@ -20,8 +20,8 @@ namespace {
 /// same way, then rank 1's, ...: parts by send_offsets.
 struct AllGatherPlan final : DispatchPlan {
   std::vector<int64_t> token_offsets, send_offsets, expert_offsets;
-  std::vector<int64_t> rows_per_expert;
-  SortedAssignments own;      // of this rank's tokens
+  std::vector<int64_t> rows_per_expert, rows_per_source;  // as in Dispatched
+  SortedAssignments own;                                  // of this rank's tokens
   Tensor token_R;             // of each row here: its token in the gathered tokens
   Tensor send_position_R;     // of each row here: its place in send order
   Tensor expert_position_N;   // of each own row: its place in expert order
@@ -87,7 +87,8 @@ class AllGatherDispatcher final : public Dispatcher {
     SHOAL_CHECK(x_TD.dims() == 2 && x_TD.size(0) == expert_ids_TK.size(0),
                 "all_gather dispatcher: expected x [T, D] with the T of expert_ids_TK ",
                 expert_ids_TK.shape(), ", got ", x_TD.shape());
-    Dispatched dispatched{apply(TakeTokens(*group_, plan), x_TD), plan->rows_per_expert, plan};
+    Dispatched dispatched{apply(TakeTokens(*group_, plan), x_TD), plan->rows_per_expert,
+                          plan->rows_per_source, plan};
     return Pending<Dispatched>([dispatched] { return dispatched; });
   }
 
@@ -142,8 +143,24 @@ class AllGatherDispatcher final : public Dispatcher {
     plan->rows_per_expert.assign(all.counts_E.begin() + shard.begin, all.counts_E.begin() + shard.end);
     plan->token_R = all.row_N.rows(plan->expert_offsets[me], plan->expert_offsets[me + 1]);
     plan->expert_position_TK = all.slots_TK.rows(plan->token_offsets[me], plan->token_offsets[me + 1]);
+    plan->rows_per_source = rows_per_source(*plan);
     fill_positions(*plan);
     return plan;
+  }
+
+  /// [local experts, ranks]: the rank of a row follows from its token.
+  static std::vector<int64_t> rows_per_source(const AllGatherPlan& plan) {
+    const int64_t ranks = std::ssize(plan.token_offsets) - 1;
+    const std::vector<int64_t> tokens = plan.token_R.to_vector<int64_t>();
+    std::vector<int64_t> rows(plan.rows_per_expert.size() * static_cast<size_t>(ranks), 0);
+    auto token = tokens.begin();
+    for (size_t e = 0; e < plan.rows_per_expert.size(); e++) {
+      for (int64_t i = 0; i < plan.rows_per_expert[e]; i++, ++token) {
+        const auto source = std::ranges::upper_bound(plan.token_offsets, *token) - plan.token_offsets.begin() - 1;
+        rows[e * static_cast<size_t>(ranks) + static_cast<size_t>(source)]++;
+      }
+    }
+    return rows;
   }
 
   // This dispatcher is the reference, not the fast one: its positions are computed by the host.

@@ -66,6 +66,9 @@ class AllToAllParts final : public DispatchedParts {
     d.x_RD = in_order(arrived_rows(exchange_, part, handles_.at(static_cast<size_t>(part))), p.arrival);
     d.rows_per_expert.assign(static_cast<size_t>(num_local_), 0);
     std::ranges::copy(p.arrival.rows_per_expert, d.rows_per_expert.begin() + p.experts.begin);
+    const int64_t sources = std::ssize(p.arrival.recv_rows);
+    d.rows_per_source.assign(static_cast<size_t>(num_local_ * sources), 0);
+    std::ranges::copy(p.arrival.rows_per_source, d.rows_per_source.begin() + p.experts.begin * sources);
     return d;
   }
   void send_back(int64_t part, const Tensor& y_RD) override {
@@ -106,13 +109,13 @@ class AllToAllDispatcher final : public Dispatcher {
     const Tensor x_ND = gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK);
     plan->arrival = arrival_of(0, counts.wait(), num_local(), x_TD.device(), rows_each);
     if (group_->size() == 1) {
-      Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, plan};
+      Dispatched dispatched{x_ND, plan->arrival.rows_per_expert, {}, plan};
       return Pending<Dispatched>([dispatched] { return dispatched; });
     }
     const StartedExchange rows = all_to_all_start(x_ND, *group_, plan->send_rows, plan->arrival.recv_rows);
     return Pending<Dispatched>([rows, plan] {
       const Tensor x = in_order(all_to_all_wait(rows), plan->arrival);
-      return Dispatched{x, plan->arrival.rows_per_expert, plan};
+      return Dispatched{x, plan->arrival.rows_per_expert, plan->arrival.rows_per_source, plan};
     });
   }
 

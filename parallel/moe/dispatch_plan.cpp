@@ -81,12 +81,14 @@ ArrivalOrder order_arrivals(std::span<const int64_t> counts, int64_t num_sources
   ArrivalOrder order;
   order.recv_rows.assign(static_cast<size_t>(num_sources), 0);
   order.rows_per_expert.assign(static_cast<size_t>(num_local), 0);
+  order.rows_per_source.resize(counts.size());
   int64_t num_rows = 0;
   for (int64_t s = 0; s < num_sources; s++) {
     for (int64_t e = 0; e < num_local; e++) {
       const int64_t rows = counts[static_cast<size_t>(s * num_local + e)];
       order.recv_rows[static_cast<size_t>(s)] += rows;
       order.rows_per_expert[static_cast<size_t>(e)] += rows;
+      order.rows_per_source[static_cast<size_t>(e * num_sources + s)] = rows;
       num_rows += rows;
     }
   }

@@ -57,6 +57,7 @@ std::vector<int64_t> rows_per_rank(std::span<const int64_t> counts_E, int num_ra
 struct ArrivalOrder {
   std::vector<int64_t> recv_rows;        // per source
   std::vector<int64_t> rows_per_expert;  // per local expert
+  std::vector<int64_t> rows_per_source;  // of each local expert from each source
   bool identity = false;                 // arrival order is the order of use already: no tensors then
   Tensor index_R, inverse_R;             // i64, on the device
 };

@@ -20,6 +20,9 @@ struct DispatchPlan;
 struct Dispatched {
   Tensor x_RD;                           // rows sorted by local expert, then by source rank, then by token
   std::vector<int64_t> rows_per_expert;  // one per local expert; sums to R, which may be 0
+  /// The rows of each local expert that came from each source rank, [e, sources]; empty: from this rank
+  /// alone.
+  std::vector<int64_t> rows_per_source;
   std::shared_ptr<const DispatchPlan> plan;
 };
 
@@ -60,6 +63,9 @@ class Dispatcher {
                                                           int64_t /*rows_each*/) {
     return nullptr;
   }
+  /// Whether the results of a token are summed in the order of its choices, whatever the ranks of its
+  /// experts.
+  virtual bool sums_in_order_of_choices() const { return true; }
   /// Counts, in the traffic of its groups, what dispatch and combine of such rows send in one half of a pass.
   virtual void count(const RoutedRows& rows, PassHalf half) const = 0;
   /// How many parts dispatch_parts makes; 1 without.
@@ -71,7 +77,8 @@ struct DispatcherContext {
   int64_t num_experts = 0;        // E, all ranks; rank r holds shard_range(E, {r, size})
 };
 /// Kinds: local (ep = 1), all_gather (simple; the reference), all_to_all (variable counts), hierarchical (two
-/// levels; rows of an expert are sorted by the rank that they came through, then by node, then by token).
+/// levels; rows of an expert are sorted by the rank that they came through, then by node, then by token; with
+/// several nodes `rows_per_source` are those of the ranks that they came through).
 using DispatcherRegistry = Registry<Dispatcher, const DispatcherContext&>;
 
 }  // namespace shoal

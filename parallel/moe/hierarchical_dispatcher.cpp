@@ -88,6 +88,8 @@ class HierarchicalDispatcher final : public Dispatcher {
     });
   }
 
+  bool sums_in_order_of_choices() const override { return num_nodes_ == 1; }
+
   void count(const RoutedRows& rows, PassHalf half) const override {
     const int per_node = within_->size(), node = across_->rank(), place = within_->rank();
     const auto n = static_cast<size_t>(node);

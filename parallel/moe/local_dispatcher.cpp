@@ -25,8 +25,8 @@ class LocalDispatcher final : public Dispatcher {
     auto plan = std::make_shared<LocalPlan>();
     plan->sorted = rows_each == kAsNeeded ? sort_assignments(expert_ids_TK, num_experts_)
                                           : sort_padded(expert_ids_TK, num_experts_, rows_each);
-    Dispatched dispatched{gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK), plan->sorted.counts_E,
-                          plan};
+    Dispatched dispatched{
+        gather_rows(x_TD, plan->sorted.row_N, plan->sorted.slots_TK), plan->sorted.counts_E, {}, plan};
     return Pending<Dispatched>([dispatched] { return dispatched; });
   }
 

@@ -359,6 +359,7 @@ const std::map<std::string, std::pair<std::string, Resume>>& other_values() {
       {"run.threads", {"2", may}},
       {"run.device", {"cuda", may}},
       {"run.precision", {"f64", no}},
+      {"run.deterministic", {"rank_invariant", no}},
       {"run.allow_config_change", {"true", may}},
       {"model.layers", {"3", no}},
       {"model.vocab_size", {"300", no}},

@@ -72,6 +72,17 @@ TEST(MemoryEstimate, IsWithinATenthOfThePeakForOtherOptimizersAndF64) {
     EXPECT_EQ(too_far(config_of(settings)), "") << settings;
 }
 
+// Exact sums are twice the size of f64 gradients; a pass has one sequence, whatever the micro-batch.
+TEST(MemoryEstimate, IsWithinATenthOfThePeakWithExactSums) {
+  for (const char* precision : {"f32", "f64", "bf16"}) {
+    for (const char* model : {kModels[0], kModels[3]}) {
+      const std::string settings =
+          str("model: {", model, "}\nrun: {deterministic: rank_invariant, precision: ", precision, "}\n");
+      EXPECT_EQ(too_far(config_of(settings)), "") << settings;
+    }
+  }
+}
+
 // bf16 copies come in blocks of rows: those of a narrow matrix are larger than the matrix.
 TEST(MemoryEstimate, CountsTheFillOfBf16CopiesOfNarrowExperts) {
   for (const char* recompute : {"none", "packed_weights"}) {

@@ -2,6 +2,7 @@
 // against ranks as threads bit for bit. See tests/parity for the table with threads.
 #include "tests/mpi/mpi_world.h"
 #include "tests/parity/expect_parity.h"
+#include "tests/support/rank_invariant.h"
 
 namespace shoal::testing {
 namespace {
@@ -172,6 +173,32 @@ TEST(ParityMpi, ZeroStagesGiveTheResultOfOneRank) {
                    .virtual_stages = std::string(schedule) == "interleaved" ? 2 : 1,
                    .schedule = schedule,
                    .zero = zero});
+}
+
+class RankInvariantMpi : public RankInvariant {};
+
+TEST_F(RankInvariantMpi, EveryLayoutGivesTheBitsOfOneRank) {
+  const int world = mpi_world()->size();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    ParityCase settings{.balance = "bias", .dtype = dtype, .model = "layers: 4"};
+    settings.rank_invariant = true;
+    const ParityResult want = run_parity(on_one_rank(settings), make_single_communicator());
+    const auto expect_bits = [&](ParityCase c) {
+      c.balance = settings.balance;
+      c.dtype = dtype;
+      c.model = settings.model;
+      c.rank_invariant = true;
+      EXPECT_TRUE(equal_bits(run_parity(c, mpi_world()), want)) << c.name(world);
+    };
+    for (const int ep : expert_sizes()) {
+      for (const char* dispatcher : {"all_to_all", "all_gather"})
+        expect_bits({.ep = ep, .accumulation = 2, .dispatcher = dispatcher, .model = ""});
+      expect_bits({.ep = ep, .model = "", .chunks = 2, .zero = 1});
+      expect_bits({.ep = ep, .accumulation = 3, .empty_ranks = true, .model = ""});
+    }
+    if (world <= 4) expect_bits({.model = "", .pp = world, .schedule = "zero_bubble"});
+    if (world % 2 == 0) expect_bits({.ep = world / 2, .model = "", .pp = 2, .zero = 1});
+  }
 }
 
 TEST(ParityMpi, RanksWithoutAnySequenceChangeNothing) {

@@ -44,6 +44,7 @@ struct ParityCase {
   bool documents = false;
   int64_t num_experts = kParityExperts, top_k = 2, expert_hidden = 8;
   int zero = 0;  // parallel.zero
+  bool rank_invariant = false;
   double clip_norm = 0.5;
   Choice optimizer = {};  // default: parity_optimizer()
 
@@ -56,7 +57,8 @@ struct ParityCase {
                empty_ranks ? ", empty ranks" : "", recompute == "none" ? "" : ", recompute", ", ", dtype,
                ", chunks ", chunks, pad ? ", padded" : "",
                pp > 1 ? str(", pp ", pp, " x ", virtual_stages, " ", schedule) : "",
-               zero > 0 ? str(", zero ", zero) : "", clip_norm == 0.5 ? "" : str(", clip_norm ", clip_norm));
+               zero > 0 ? str(", zero ", zero) : "", clip_norm == 0.5 ? "" : str(", clip_norm ", clip_norm),
+               rank_invariant ? ", rank invariant" : "");
   }
 };
 
@@ -158,7 +160,7 @@ inline ModelBatch parity_case_batch(const ParityCase& c, int64_t step, int64_t b
 
 /// What must agree; tensors are global, by name.
 struct ParityResult {
-  std::vector<double> losses, aux_losses, z_losses, grad_norms;
+  std::vector<double> losses, aux_losses, z_losses, grad_norms, entropies;
   std::vector<std::vector<int64_t>> counts;  // of every step and MoE layer
   std::vector<int64_t> dropped;
   std::map<std::string, std::vector<double>> gradients,
@@ -186,6 +188,7 @@ inline EngineOptions parity_engine(const ParityCase& c) {
   options.seed = 3;
   options.clip_norm = c.clip_norm;
   options.zero = static_cast<ZeroStage>(c.zero);
+  options.rank_invariant = c.rank_invariant;
   options.bucket_mb = 0.002;  // several buckets even for a tiny model
   options.bf16 = c.dtype == DType::bf16;
   options.dtype = options.bf16 ? DType::f32 : c.dtype;
@@ -235,6 +238,7 @@ inline ParityResult run_parity(const ParityCase& c, const std::shared_ptr<Commun
     for (const MoeStepStats& stats : r.moe) {
       result.counts.push_back(stats.counts_E);
       result.dropped.push_back(stats.dropped);
+      result.entropies.push_back(stats.entropy);
     }
     if (step > 0) continue;
     for (const Parameter* p : engine.parameters())

@@ -44,6 +44,8 @@ class GemmEngine {
  public:
   virtual ~GemmEngine() = default;
   virtual const char* name() const = 0;
+  /// Whether the bits of a row of C depend on that row of A and on B alone, not on the other rows.
+  virtual bool rows_are_independent() const { return true; }
   virtual void run(const GemmCall<float>& call) const = 0;
   virtual void run(const GemmCall<double>& call) const = 0;
 };

@@ -170,7 +170,12 @@ void grouped_reduce_impl(Gemm how, const Tensor& a, const Tensor& b, const Tenso
   });
 }
 
-const bool added = gemm.add(DeviceType::cpu, &gemm_impl) &&
+bool rows_are_independent_impl(DType) {
+  return gemm_engine().rows_are_independent();
+}
+
+const bool added = rows_are_independent.add(DeviceType::cpu, &rows_are_independent_impl) &&
+                   gemm.add(DeviceType::cpu, &gemm_impl) &&
                    grouped_gemm_rows.add(DeviceType::cpu, &grouped_rows_impl) &&
                    grouped_gemm_reduce.add(DeviceType::cpu, &grouped_reduce_impl);
 

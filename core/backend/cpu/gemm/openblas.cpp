@@ -40,6 +40,7 @@ class OpenBlasEngine final : public GemmEngine {
  public:
   OpenBlasEngine() { openblas_set_num_threads(1); }
   const char* name() const override { return "openblas"; }
+  bool rows_are_independent() const override { return false; }
   void run(const GemmCall<float>& call) const override { run_openblas(call); }
   void run(const GemmCall<double>& call) const override { run_openblas(call); }
 };
