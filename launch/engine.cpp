@@ -72,7 +72,8 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   parameters_ = model_->parameters();
   const auto bucket_bytes = static_cast<int64_t>(options.bucket_mb * 1024 * 1024);
   const std::vector<WeightUnit*> units = model_->weight_units();
-  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero, units, options.rank_invariant);
+  reducer_ = std::make_unique<GradReducer>(parameters_, mesh, bucket_bytes, options.zero, units,
+                                           options.rank_invariant);
   weights_ = std::make_unique<WeightGather>(units, reducer_->buckets());
   pipeline_ = std::make_unique<Pipeline>(*model_, mesh, *reducer_);
   optimizer_ = OptimizerRegistry::make(options.optimizer, parameters_);

@@ -74,7 +74,7 @@ void count_gathers(const std::vector<WeightUnit*>& units,
 
 /// Of TrainEngine::step, and of what it calls.
 void count_sums(const Model& model, const Mesh& mesh, bool exact) {
-  constexpr int64_t kNumber = 8;                                 // i64 and f64
+  constexpr int64_t kNumber = 8;                          // i64 and f64
   if (exact) mesh.world().traffic().all_reduce(kNumber);  // the number of passes
   mesh.tokens().traffic().all_reduce(2 * kNumber);
   mesh.world().traffic().all_reduce(kNumber);

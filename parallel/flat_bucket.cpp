@@ -10,7 +10,7 @@ namespace shoal {
 
 namespace {
 
-constexpr int64_t kExactBytes = 16;    // of an exact sum
+constexpr int64_t kExactBytes = 16;     // of an exact sum
 constexpr int64_t kAlignElements = 16;  // gradients and pieces start on a 64-byte boundary
 
 int64_t aligned(int64_t elements) {
@@ -116,7 +116,8 @@ void FlatBucket::set_stage(ZeroStage stage, bool exact) {
 }
 
 int64_t FlatBucket::gradient_bytes() const {
-  return (is_transient_ ? piece_elements_ : num_elements_) * (dtype_size(dtype_) + (is_exact_ ? kExactBytes : 0));
+  return (is_transient_ ? piece_elements_ : num_elements_) *
+         (dtype_size(dtype_) + (is_exact_ ? kExactBytes : 0));
 }
 
 int64_t FlatBucket::num_held() const {
@@ -141,19 +142,27 @@ ShardRange FlatBucket::own_part(size_t i) const {
   return {from, std::clamp(begin + piece_elements_ - offsets_[i], from, size)};
 }
 
-/// Of gradients as they are summed over ranks.
-int64_t FlatBucket::sum_bytes(int64_t elements) const {
-  return elements * (is_exact_ ? kExactBytes : dtype_size(dtype_));
+/// Bytes of each tensor that is summed over ranks for so many elements of gradients.
+std::vector<int64_t> FlatBucket::summed_bytes(int64_t elements) const {
+  if (is_exact_) return {elements * kExactBytes / 2, elements * kExactBytes / 2};
+  return {elements * dtype_size(dtype_)};
 }
 
 void FlatBucket::count_reduction() const {
-  if (piece_elements_ == 0) return group_.traffic().all_reduce(sum_bytes(num_elements_));
-  group_.traffic().reduce_scatter(sum_bytes(piece_elements_));
+  for (const int64_t bytes : summed_bytes(piece_elements_ == 0 ? num_elements_ : piece_elements_)) {
+    if (piece_elements_ == 0) {
+      group_.traffic().all_reduce(bytes);
+    } else {
+      group_.traffic().reduce_scatter(bytes);
+    }
+  }
 }
 
 void FlatBucket::count_end() const {
-  const int64_t summed = piece_elements_ == 0 ? num_elements_ : piece_elements_;
-  if (ends_ != nullptr) ends_->traffic().all_reduce(sum_bytes(summed));
+  if (ends_ != nullptr) {
+    for (const int64_t bytes : summed_bytes(piece_elements_ == 0 ? num_elements_ : piece_elements_))
+      ends_->traffic().all_reduce(bytes);
+  }
   if (!divides_values_) count_gather();
 }
 
@@ -250,8 +259,9 @@ void FlatBucket::close() {
 }
 
 int64_t FlatBucket::reduced_bytes() const {
-  const int64_t own = piece_elements_ == 0 ? num_elements_ : piece_elements_;
-  return (group_.size() > 1 ? sum_bytes(num_elements_) : 0) + (ends_ == nullptr ? 0 : sum_bytes(own));
+  const int64_t element = is_exact_ ? kExactBytes : dtype_size(dtype_),
+                own = piece_elements_ == 0 ? num_elements_ : piece_elements_;
+  return element * ((group_.size() > 1 ? num_elements_ : 0) + (ends_ == nullptr ? 0 : own));
 }
 
 void FlatBucket::zero() {

@@ -94,7 +94,7 @@ class FlatBucket {
   ShardRange own_part(size_t i) const;
   void cut_into_pieces();
   void make_exact_sums();
-  int64_t sum_bytes(int64_t elements) const;
+  std::vector<int64_t> summed_bytes(int64_t elements) const;
   void set_gradients() const;
   void open();
   void close();

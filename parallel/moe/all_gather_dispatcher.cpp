@@ -156,7 +156,8 @@ class AllGatherDispatcher final : public Dispatcher {
     auto token = tokens.begin();
     for (size_t e = 0; e < plan.rows_per_expert.size(); e++) {
       for (int64_t i = 0; i < plan.rows_per_expert[e]; i++, ++token) {
-        const auto source = std::ranges::upper_bound(plan.token_offsets, *token) - plan.token_offsets.begin() - 1;
+        const auto source =
+            std::ranges::upper_bound(plan.token_offsets, *token) - plan.token_offsets.begin() - 1;
         rows[e * static_cast<size_t>(ranks) + static_cast<size_t>(source)]++;
       }
     }

@@ -105,7 +105,9 @@ void run_step(
     const Traffic before = world->traffic().ledger();
     SHOAL_CHECK(engine.step(batches, 1e-3).updated, "no update");
     const Traffic counted = world->traffic().ledger() - before;
-    check(counted, plan_rank(options, layout, world->rank(), {batch, c.seq, c.accumulation}), engine);
+    const PassSizes sizes = c.rank_invariant ? PassSizes{1, c.seq, batch * c.accumulation}
+                                             : PassSizes{batch, c.seq, c.accumulation};
+    check(counted, plan_rank(options, layout, world->rank(), sizes), engine);
   });
 }
 
@@ -128,6 +130,17 @@ void expect_plan(const ParityCase& c, int world_size, bool experts_too) {
     EXPECT_EQ(plan.weight_bytes, weights);
     EXPECT_EQ(plan.optimizer_bytes, state);
   });
+}
+
+TEST(PredictedTraffic, OfRankInvariantStepsIsExact) {
+  for (ParityCase c :
+       {ParityCase{.ep = 2, .accumulation = 2, .dtype = DType::f32, .model = ""},
+        ParityCase{.ep = 4, .dispatcher = "all_gather", .balance = "global", .model = "", .zero = 1},
+        ParityCase{.ep = 2, .dtype = DType::bf16, .model = "", .pp = 2, .zero = 1}}) {
+    c.rank_invariant = true;
+    expect_plan(c, 4, /*experts_too=*/false);
+    expect_plan(balanced(c), 4, /*experts_too=*/true);
+  }
 }
 
 constexpr int kParts = 8;
