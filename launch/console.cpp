@@ -185,6 +185,24 @@ std::string expert_load_table(const nlohmann::json& layers) {
   return out;
 }
 
+// The text behind the labels, cut after commas into lines of at most 80 columns.
+std::string in_lines(const std::string& text) {
+  constexpr size_t kWidth = 69;
+  std::string out, line;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = text.find(", ", begin), end = comma == std::string::npos ? text.size() : comma + 2;
+    const std::string part = text.substr(begin, end - begin);
+    if (!line.empty() && line.size() + part.size() > kWidth) {
+      line.pop_back();
+      out += line + "\n           ";
+      line.clear();
+    }
+    line += part;
+    begin = end;
+  }
+  return out + line;
+}
+
 // What rank 0 sent in the step of a row.
 std::string sent_text(const nlohmann::json& step) {
   if (!step.contains("traffic")) return "";
@@ -228,7 +246,7 @@ std::string result_text(const std::filesystem::path& metrics_file, int64_t last_
     out += format("\n           training loss %.4f; median %s tokens/s in steps", step["loss"].get<double>(),
                   human_count(speeds[speeds.size() / 2]).c_str());
   }
-  if (const std::string sent = sent_text(step); !sent.empty()) out += "\ntraffic    " + sent;
+  if (const std::string sent = sent_text(step); !sent.empty()) out += "\ntraffic    " + in_lines(sent);
   out += '\n';
   if (step.contains("moe") && !step["moe"].empty()) out += expert_load_table(step["moe"]);
   out.pop_back();

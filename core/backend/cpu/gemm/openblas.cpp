@@ -1,5 +1,6 @@
-// The OpenBLAS engine. Its own threads are switched off: products are cut into parts by kernels.cpp. How it
-// orders a row's sum may depend on m and n, so its rows are not bit-equal across different splits.
+// The OpenBLAS engine. Its own threads are switched off, for each thread that calls it: products are cut into
+// parts by kernels.cpp. How it orders a row's sum may depend on m and n, so its rows are not bit-equal across
+// different splits.
 #include <cblas.h>
 
 #include <algorithm>
@@ -13,7 +14,11 @@ namespace {
 
 template <class T>
 void run_openblas(const GemmCall<T>& call) {
-  if (call.m == 0 || call.n == 0) return;
+  static thread_local const bool alone = [] {
+    openblas_set_num_threads(1);  // OpenMP keeps the number for each thread
+    return true;
+  }();
+  if (!alone || call.m == 0 || call.n == 0) return;
   if (call.k == 0) {
     if (!call.accumulate) {
       for (int64_t m = 0; m < call.m; m++) std::fill_n(call.c + m * call.ldc, call.n, T{0});
@@ -38,7 +43,6 @@ void run_openblas(const GemmCall<T>& call) {
 
 class OpenBlasEngine final : public GemmEngine {
  public:
-  OpenBlasEngine() { openblas_set_num_threads(1); }
   const char* name() const override { return "openblas"; }
   bool rows_are_independent() const override { return false; }
   void run(const GemmCall<float>& call) const override { run_openblas(call); }
