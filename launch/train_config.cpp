@@ -228,8 +228,10 @@ LoadedConfig load_train_config_text(const std::string& text, const std::string& 
 }
 
 LayoutFacts layout_facts(const TrainConfig& config, int world_size) {
+  const auto optimizer = OptimizerRegistry::make(config.optim.optimizer, {});
   return {world_size, config.model_options().sizes(), config.data.global_batch,
-          config.data.micro_batch.value_or(0)};
+          config.data.micro_batch.value_or(0),
+          optimizer->needs_whole_matrices() ? config.optim.optimizer.kind : ""};
 }
 
 ParallelLayout layout_of(const TrainConfig& config, int world_size) {

@@ -56,9 +56,8 @@ void require_whole(const Parameter& p) {
   for (int d = first; d < p.global_shape.dims() && p.held; d++)
     whole = whole && p.box.extent[d] == p.global_shape[d];
   if (whole) return;
-  throw UsageError(str("config optim.optimizer: muon updates whole matrices, but this rank ",
-                       p.piece ? "updates a piece" : "has a part", " of ", p.name,
-                       "; use parallel.tp: 1, parallel.etp: 1 and parallel.zero: 0, or another optimizer"));
+  throw Error(str("muon: expected whole matrices, but this rank ", p.piece ? "updates a piece" : "has a part",
+                  " of ", p.name, "; resolve_layout must refuse such layouts"));
 }
 
 /// x_SRC, matrices with a Frobenius norm of at most 1, becomes nearly orthogonal: U S V^T -> U S' V^T with S'
@@ -111,6 +110,7 @@ class Muon final : public Optimizer {
   }
   /// Of AdamW's part; matrices have 4.
   int64_t state_bytes_per_element() const override { return 8; }
+  bool needs_whole_matrices() const override { return true; }
 
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {

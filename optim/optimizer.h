@@ -33,6 +33,8 @@ class Optimizer {
   virtual void visit_state(const StateVisitor& visit) = 0;
   /// Bytes of state per parameter element, for memory estimates.
   virtual int64_t state_bytes_per_element() const = 0;
+  /// Whether a rank must hold all of a matrix and update all of it: a rule of layouts.
+  virtual bool needs_whole_matrices() const { return false; }
 
  protected:
   /// Elements [begin, end) of what this rank updates of parameter `index`: a block that stays in a core's

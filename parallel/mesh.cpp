@@ -182,6 +182,19 @@ void check_tensor(const ParallelOptions& o, const ModelSizes& model, Rules& rule
                 ") is above the smallest width of an FFN (", model.narrowest_ffn, "); lower tp");
 }
 
+/// Rules of an optimizer that sees matrices.
+void check_whole_matrices(const ParallelOptions& o, const LayoutFacts& facts, Rules& rules) {
+  if (facts.whole_matrices.empty()) return;
+  const auto require = [&](int64_t value, int64_t whole, const std::string& key) {
+    rules.require(value == whole, "parallel." + key, "optimizer ", facts.whole_matrices,
+                  " updates whole matrices, which ", key, " (", value, ") cuts; set ", key, ": ", whole,
+                  " or use another optimizer");
+  };
+  require(o.tp, 1, "tp");
+  require(o.etp, 1, "etp");
+  require(o.zero, 0, "zero");
+}
+
 void check_batch(int64_t dp, const LayoutFacts& facts, Rules& rules) {
   const int64_t micro_batch = facts.micro_batch == 0 ? 1 : facts.micro_batch, per_pass = micro_batch * dp;
   if (per_pass <= 0) return;  // micro_batch < 1 is reported where it is parsed
@@ -253,6 +266,7 @@ ParallelLayout resolve_layout(const ParallelOptions& options, const LayoutFacts&
   check_experts(options, facts, rules);
   check_nodes(options, facts, rules);
   check_tensor(options, facts.model, rules);
+  check_whole_matrices(options, facts, rules);
   check_batch(dp, facts, rules);
   check_pipeline(options, facts, dp, rules);
   if (rules.failed()) return {};

@@ -71,8 +71,9 @@ struct ModelSizes {
 struct LayoutFacts {
   int world_size = 1;
   ModelSizes model{};
-  int64_t global_batch = 1;  // sequences per optimizer step
-  int64_t micro_batch = 1;   // sequences per rank and forward pass; 0: auto
+  int64_t global_batch = 1;         // sequences per optimizer step
+  int64_t micro_batch = 1;          // sequences per rank and forward pass; 0: auto
+  std::string whole_matrices = {};  // the optimizer that must not be given parts of them; empty: it may
 };
 
 /// Fills in what is `auto`. Every violated rule is added to `errors` with its numbers and what to change;

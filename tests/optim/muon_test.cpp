@@ -214,11 +214,11 @@ TEST(Muon, RefusesPartsOfMatrices) {
   EXPECT_EQ(refusal([](Parameter&) {}), "");
   EXPECT_NE(refusal([](Parameter& p) {
               p.box.extent.set(1, 3);
-            }).find("config optim.optimizer: muon updates whole matrices, but this rank has a part of wide"),
+            }).find("muon: expected whole matrices, but this rank has a part of wide"),
             std::string::npos);
   EXPECT_NE(refusal([](Parameter& p) {
               p.piece = ShardRange{0, 5};
-            }).find("parallel.zero: 0"),
+            }).find("updates a piece of wide"),
             std::string::npos);
 }
 

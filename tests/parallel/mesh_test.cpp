@@ -173,6 +173,26 @@ TEST(ResolveLayout, ExpertTensorParallelRanksMustFitTheExperts) {
   EXPECT_EQ(resolved(options, {.world_size = 4, .model = {.num_experts = 8}, .global_batch = 8}).ep, 2);
 }
 
+TEST(ResolveLayout, AnOptimizerOfWholeMatricesNeedsThem) {
+  ParallelOptions options;
+  LayoutFacts facts{.world_size = 4,
+                    .model = {.num_experts = 4, .heads = 4, .kv_heads = 4, .expert_width = 8},
+                    .global_batch = 4,
+                    .whole_matrices = "muon"};
+  EXPECT_TRUE(problems(options, facts).empty());
+  options.tp = options.etp = options.zero = 2;
+  const std::vector<std::string> found = problems(options, facts);
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(
+      found[0],
+      "config parallel.tp (default): optimizer muon updates whole matrices, which tp (2) cuts; set tp: 1 or "
+      "use another optimizer");
+  EXPECT_NE(found[1].find("etp (2) cuts; set etp: 1"), std::string::npos) << found[1];
+  EXPECT_NE(found[2].find("zero (2) cuts; set zero: 0"), std::string::npos) << found[2];
+  facts.whole_matrices = "";
+  EXPECT_TRUE(problems(options, facts).empty());
+}
+
 TEST(ResolveLayout, TakesEveryZeroStageAndNoOther) {
   ParallelOptions options;
   for (const int zero : {0, 1, 2, 3}) {

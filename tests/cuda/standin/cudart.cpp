@@ -213,7 +213,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return ended("cudaStreamDestroy", [&] { destroy_stream(stream); });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return done("cudaStreamSynchronize", [&] { host_wait(stream); });
+  // Whatever it tells: nothing runs on a device that has failed.
+  return ended("cudaStreamSynchronize", [&] { host_wait(stream); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return done("cudaStreamWaitEvent", [&] {
