@@ -134,6 +134,11 @@ TEST_F(RankInvariant, EveryOptimizerAndSchedulesOfStagesGiveTheBitsOfOneRank) {
         {.dtype = DType::f32, .model = "", .optimizer = parity_choice<OptimizerRegistry>(kind, settings)},
         few_layouts());
   }
+  expect_bits_of_one_rank(
+      {.dtype = DType::f32, .model = "", .optimizer = parity_choice<OptimizerRegistry>("muon", "{}")},
+      {{2, {.ep = 2, .model = ""}},
+       {3, {.ep = 3, .accumulation = 2, .model = ""}},
+       {4, {.ep = 2, .model = "", .pp = 2}}});
   expect_bits_of_one_rank({.balance = "global", .dtype = DType::bf16, .model = "layers: 4"},
                           {{2, {.model = "", .pp = 2, .virtual_stages = 2, .schedule = "interleaved"}},
                            {4, {.ep = 2, .model = "", .pp = 2, .schedule = "zero_bubble", .zero = 1}},
