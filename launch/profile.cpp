@@ -15,11 +15,9 @@ namespace shoal {
 
 namespace {
 
-using Event = Profiler::Event;
-
 int64_t first_begin(const Profiler& profiler) {
   int64_t first = std::numeric_limits<int64_t>::max();
-  for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++)
+  for (const Profiler::Event* e = profiler.events_begin(); e != profiler.events_end(); e++)
     first = std::min(first, e->begin_ns);
   return first;
 }
@@ -27,7 +25,7 @@ int64_t first_begin(const Profiler& profiler) {
 /// When the last rank of a group came to each of its calls, on the clock of rank 0.
 std::map<int64_t, int64_t> last_arrivals(const Profiler& profiler, Communicator& group, int64_t offset_ns) {
   std::vector<int64_t> mine;  // call, begin, call, begin, ...
-  for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++) {
+  for (const Profiler::Event* e = profiler.events_begin(); e != profiler.events_end(); e++) {
     if (e->collective.group != &group || e->waits) continue;
     mine.push_back(e->collective.call);
     mine.push_back(e->begin_ns + offset_ns);
@@ -77,7 +75,7 @@ std::vector<Profiler::PhaseTimes> waited_times(const Profiler& profiler, const M
   for (Communicator* group : groups) {
     if (group->size() < 2 || !seen.insert(group).second) continue;
     const std::map<int64_t, int64_t> last = last_arrivals(profiler, *group, offset_ns);
-    for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++) {
+    for (const Profiler::Event* e = profiler.events_begin(); e != profiler.events_end(); e++) {
       if (e->collective.group != group || !e->waits) continue;
       const auto found = last.find(e->collective.call);
       if (found == last.end()) continue;

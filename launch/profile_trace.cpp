@@ -11,15 +11,13 @@ namespace shoal {
 
 namespace {
 
-using Event = Profiler::Event;
-
-const char* category(const Event& event) {
+const char* category(const Profiler::Event& event) {
   if (event.kind == Profiler::Kind::scope) return "scope";
   return event.kind == Profiler::Kind::kernel ? "kernel" : "collective";
 }
 
 /// Names are literals of this program, or a layer's name and number: nothing to escape.
-void append_event(std::string& out, const Profiler& profiler, const Event& event, int rank,
+void append_event(std::string& out, const Profiler& profiler, const Profiler::Event& event, int rank,
                   int64_t shift_ns) {
   const auto to = std::back_inserter(out);
   fmt::format_to(
@@ -39,11 +37,12 @@ void append_event(std::string& out, const Profiler& profiler, const Event& event
 }  // namespace
 
 std::string trace_json(const Profiler& profiler, int rank, const std::string& title, int64_t shift_ns) {
-  std::vector<const Event*> events;
-  for (const Event* e = profiler.events_begin(); e != profiler.events_end(); e++) events.push_back(e);
+  std::vector<const Profiler::Event*> events;
+  for (const Profiler::Event* e = profiler.events_begin(); e != profiler.events_end(); e++)
+    events.push_back(e);
   // Of two spans with the same begin and end the outer one ended later, so it comes later in the list.
   std::ranges::reverse(events);
-  std::ranges::stable_sort(events, [](const Event* a, const Event* b) {
+  std::ranges::stable_sort(events, [](const Profiler::Event* a, const Profiler::Event* b) {
     return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns;
   });
   const nlohmann::json process = {{"ph", "M"},
@@ -53,7 +52,7 @@ std::string trace_json(const Profiler& profiler, int rank, const std::string& ti
                                   {"args", {{"name", fmt::format("rank {} of {}", rank, title)}}}};
   std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
   out += process.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  for (const Event* event : events) {
+  for (const Profiler::Event* event : events) {
     out += ",\n";
     append_event(out, profiler, *event, rank, shift_ns);
   }

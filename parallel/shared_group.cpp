@@ -4,18 +4,14 @@
 #include <new>
 #include <numeric>
 
+#include "core/tensor/device_runtime.h"
 #include "parallel/shared_call.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes; what one rank writes starts on a line of its own
 constexpr int64_t kSmallestSlot = int64_t{16} << 10;
-
-int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 int64_t header_bytes(int size) {
   return round_up(static_cast<int64_t>(sizeof(SharedHeader) + sizeof(int64_t) * static_cast<size_t>(size)),

@@ -24,6 +24,8 @@
 
 namespace shoal {
 
+inline constexpr int64_t kLine = 64;  // bytes; what one rank writes starts on a line of its own
+
 /// Equal on all ranks of a group when it is made; tests lower them to reach every path with small tensors.
 struct SharedLimits {
   int64_t slot_bytes = int64_t{128} << 10;         // a chunk of one rank; a multiple of 64

@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "core/base/text.h"
+#include "core/tensor/device_runtime.h"
 
 namespace shoal {
 
@@ -25,10 +26,6 @@ constexpr int64_t kPage = 4096;
 // Names that older headers lack; older kernels refuse the values.
 constexpr int kPopulateWrite = 23;   // MADV_POPULATE_WRITE
 constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL: without it some systems refuse, others warn
-
-int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 std::string system_error(const char* call) {
   return str(call, ": ", std::strerror(errno));

@@ -14,8 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kLine = 64;
-
 /// What rank r sums of `bytes`: whole lines, so that ranks do not write to the same one.
 Piece piece_of(int64_t bytes, int r, int size) {
   const int64_t lines = (bytes + kLine - 1) / kLine;

@@ -96,7 +96,7 @@ std::span<const std::byte* const> part_pointers(const std::vector<CollectiveCall
   return pointers;
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+void move_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, static_cast<size_t>(bytes));
 }
 
@@ -112,7 +112,7 @@ void exchange_rows(const Operation& op) {
         throw Error(row_mismatch_message(op.group->name, op.number, static_cast<int>(from), rows,
                                          static_cast<int>(to), calls[to].recv_rows[from]));
       }
-      copy_bytes(out, calls[from].in.bytes() + read[from] * row_bytes, rows * row_bytes);
+      move_bytes(out, calls[from].in.bytes() + read[from] * row_bytes, rows * row_bytes);
       read[from] += rows;
       out += rows * row_bytes;
     }
@@ -128,11 +128,11 @@ void move_data(const Operation& op) {
   if (s.kind == CollectiveKind::all_reduce) {
     reduce_parts(s.dtype, s.op, part_pointers(calls, 0, pointers), calls[0].out.bytes(), s.count);
     for (size_t r = 1; r < calls.size(); r++)
-      copy_bytes(calls[r].out.bytes(), calls[0].out.bytes(), part_bytes);
+      move_bytes(calls[r].out.bytes(), calls[0].out.bytes(), part_bytes);
   } else if (s.kind == CollectiveKind::all_gather) {
     for (const CollectiveCall& to : calls) {
       for (size_t r = 0; r < calls.size(); r++) {
-        copy_bytes(to.out.bytes() + static_cast<int64_t>(r) * part_bytes, calls[r].in.bytes(), part_bytes);
+        move_bytes(to.out.bytes() + static_cast<int64_t>(r) * part_bytes, calls[r].in.bytes(), part_bytes);
       }
     }
   } else if (s.kind == CollectiveKind::reduce_scatter) {
@@ -144,7 +144,7 @@ void move_data(const Operation& op) {
     exchange_rows(op);
   } else if (s.kind == CollectiveKind::broadcast) {
     const std::byte* from = calls[static_cast<size_t>(s.root)].in.bytes();
-    for (const CollectiveCall& to : calls) copy_bytes(to.out.bytes(), from, part_bytes);
+    for (const CollectiveCall& to : calls) move_bytes(to.out.bytes(), from, part_bytes);
   }
 }
 

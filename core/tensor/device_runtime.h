@@ -10,6 +10,11 @@ namespace shoal {
 
 struct Stream;
 
+/// The smallest multiple of `unit` that is n or more; n >= 0.
+constexpr int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
 struct MemoryStats {
   int64_t current_bytes = 0;           // in live storages
   int64_t peak_bytes = 0;              // largest current_bytes since reset_peak()

@@ -29,10 +29,6 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kSegmentBytes = int64_t{64} << 20;
 
-int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
-
 class CpuArena final : public DeviceRuntime {
  public:
   void* allocate(int64_t bytes) override {

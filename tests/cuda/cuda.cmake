@@ -31,6 +31,7 @@ if(NOT SHOAL_CUDNN_INCLUDE_DIR)
   list(FILTER cuda_test_sources EXCLUDE REGEX "/cudnn_")
   list(FILTER cuda_standin_sources EXCLUDE REGEX "/cudnn[^/]*$")
 endif()
+set_target_properties(cuda_test PROPERTIES UNITY_BUILD OFF)  # stand-ins and emulator define what each other must not see
 target_sources(cuda_test PRIVATE ${cuda_host_tests} cuda/main.cpp ${cuda_emulator_sources} ${cuda_standin_sources}
                ${SHOAL_CUDA_SOURCES} ${SHOAL_CUDA_HOST_SOURCES})
 target_include_directories(cuda_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator)

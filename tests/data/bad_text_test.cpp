@@ -15,6 +15,7 @@
 #include "data/batch_loader.h"
 #include "data/prepare.h"
 #include "tests/data/temp_folder.h"
+#include "tests/support/error_of.h"
 #include "tests/support/hostile.h"
 
 namespace shoal {
@@ -22,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::error_of;
+using testing::expect_contains;
 using testing::FileSizeLimit;
 using testing::message_as_nobody;
 using testing::slurp;
@@ -50,10 +52,6 @@ std::string all_text_of(const std::string& folder) {
   std::vector<int32_t> tokens(static_cast<size_t>(dataset.num_tokens()));
   dataset.read(0, tokens, tokenizer->vocab_size());
   return tokenizer->decode(tokens);
-}
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "expected '" << part << "' in '" << text << "'";
 }
 
 const std::string kEnd = kEndOfDocumentText;

@@ -18,13 +18,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::vector<test::Logical> small_model() {
+std::vector<test::Logical> two_tensors() {
   return {{"model/w", DType::f32, {40, 3}, 0}, {"model/norm", DType::bf16, {7}}};
 }
 
-std::string save(CheckpointStore& store, Communicator& group, int64_t step) {
+std::string save_model(CheckpointStore& store, Communicator& group, int64_t step) {
   return store.save(
-      step, test::make_state(small_model(), group.rank(), group.size(), true, static_cast<uint64_t>(step)),
+      step, test::make_state(two_tensors(), group.rank(), group.size(), true, static_cast<uint64_t>(step)),
       str("{\"step\":", step, "}"), "seed: 1\n");
 }
 
@@ -57,9 +57,9 @@ void expect_found(const fs::path& folder, int64_t step, const std::string& what)
   ASSERT_TRUE(found) << what;
   EXPECT_EQ(found->step, step) << what;
   EXPECT_TRUE(found->rejected.empty()) << what;
-  auto state = test::make_state(small_model(), 0, 1, false);
+  auto state = test::make_state(two_tensors(), 0, 1, false);
   store.load(*found, state);
-  test::expect_state(small_model(), state, static_cast<uint64_t>(step));
+  test::expect_state(two_tensors(), state, static_cast<uint64_t>(step));
 }
 
 /// 2 MiB of tmpfs, when this machine lets us mount it.
@@ -86,10 +86,10 @@ TEST(CheckpointFailpoint, SavingPassesEveryPointInTheDocumentedOrder) {
   const TempFolder folder;
   const auto group = make_single_communicator();
   CheckpointStore store({folder.path(), 1}, *group);
-  EXPECT_EQ(save(store, *group, 1), "");
+  EXPECT_EQ(save_model(store, *group, 1), "");
   std::vector<std::string> passed;
   store.set_failpoint([&](const std::string& point) { passed.push_back(point); });
-  EXPECT_EQ(save(store, *group, 2), "");
+  EXPECT_EQ(save_model(store, *group, 2), "");
   EXPECT_EQ(passed, all_points());
 }
 
@@ -104,11 +104,11 @@ TEST(CheckpointFailpoint, AnErrorOnAnyRankGivesTheSameMessageOnAllAndLeavesTheOl
       std::set<std::string> messages;
       run_ranks(3, [&](const std::shared_ptr<Communicator>& group) {
         CheckpointStore store({folder.path(), 1}, *group);
-        EXPECT_EQ(save(store, *group, 1), "");
+        EXPECT_EQ(save_model(store, *group, 1), "");
         store.set_failpoint([&](const std::string& at) {
           if (at == point && group->rank() == victim) throw Error("the disk burns");
         });
-        const std::string message = save(store, *group, 2);
+        const std::string message = save_model(store, *group, 2);
         // The first save after the failure works.
         store.set_failpoint({});
         group->barrier();
@@ -116,7 +116,7 @@ TEST(CheckpointFailpoint, AnErrorOnAnyRankGivesTheSameMessageOnAllAndLeavesTheOl
           EXPECT_EQ(test::names_in(folder.path()), only(1)) << point;
         }
         group->barrier();
-        EXPECT_EQ(save(store, *group, 3), "");
+        EXPECT_EQ(save_model(store, *group, 3), "");
         const std::lock_guard lock(mutex);
         messages.insert(message);
       });
@@ -144,14 +144,14 @@ TEST(CheckpointFailpoint, CK_01_H5_03_AfterAKillAtAnyPointTheNewestWholeCheckpoi
     {
       const auto group = make_single_communicator();
       CheckpointStore store({folder.path(), 1}, *group);
-      ASSERT_EQ(save(store, *group, 1), "");
+      ASSERT_EQ(save_model(store, *group, 1), "");
     }
     const pid_t child = fork();
     if (child == 0) {
       const auto group = make_single_communicator();
       setenv("SHOAL_CHECKPOINT_FAILPOINT", (point + ":kill").c_str(), 1);
       CheckpointStore store({folder.path(), 1}, *group);
-      save(store, *group, 2);
+      save_model(store, *group, 2);
       _exit(7);  // the point was not reached
     }
     int status = 0;
@@ -162,7 +162,7 @@ TEST(CheckpointFailpoint, CK_01_H5_03_AfterAKillAtAnyPointTheNewestWholeCheckpoi
     // And the same step can be saved again.
     const auto group = make_single_communicator();
     CheckpointStore store({folder.path(), 1}, *group);
-    EXPECT_EQ(save(store, *group, 2), "");
+    EXPECT_EQ(save_model(store, *group, 2), "");
     expect_found(folder.path(), 2, point);
   }
 }
@@ -183,7 +183,7 @@ TEST(CheckpointFailpoint, CK_01_AfterAKillAtARandomMomentOfManySavesNothingCommi
         CheckpointStore store({folder.path(), 2}, *group);
         store.set_failpoint([&](const std::string&) { tell('.'); });
         for (int64_t step = 1; step <= 8; step++) {
-          if (!save(store, *group, step).empty()) _exit(9);
+          if (!save_model(store, *group, step).empty()) _exit(9);
           if (group->rank() == 0) tell('C');
         }
       });
@@ -216,7 +216,7 @@ TEST(CheckpointFailpoint, CK_07_NothingNamesACheckpointBeforeAllRanksAreDone) {
   const TempFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& group) {
     CheckpointStore store({folder.path()}, *group);
-    EXPECT_EQ(save(store, *group, 1), "");
+    EXPECT_EQ(save_model(store, *group, 1), "");
     store.set_failpoint([&](const std::string& point) {
       if (group->rank() != 1 || point != "before-file-sync") return;
       // Wait for rank 0's file; its size is reserved early, so its last step before the gather is not
@@ -228,7 +228,7 @@ TEST(CheckpointFailpoint, CK_07_NothingNamesACheckpointBeforeAllRanksAreDone) {
       }
       throw Error("rank 1 stops");
     });
-    EXPECT_NE(save(store, *group, 2), "");
+    EXPECT_NE(save_model(store, *group, 2), "");
   });
   EXPECT_EQ(test::names_in(folder.path()), only(1));
 }
@@ -238,13 +238,13 @@ TEST(CheckpointFailpoint, TheEnvironmentVariableStopsOneRank) {
   const TempFolder folder;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& group) {
     CheckpointStore store({folder.path()}, *group);
-    EXPECT_NE(save(store, *group, 1).find("rank 1: failpoint mid-write: error asked for by"),
+    EXPECT_NE(save_model(store, *group, 1).find("rank 1: failpoint mid-write: error asked for by"),
               std::string::npos);
   });
   setenv("SHOAL_CHECKPOINT_FAILPOINT", "mid-write:delay:1", 1);
   const auto group = make_single_communicator();
   CheckpointStore delayed({folder.path()}, *group);
-  EXPECT_EQ(save(delayed, *group, 1), "");
+  EXPECT_EQ(save_model(delayed, *group, 1), "");
   for (const char* wrong : {"mid-write", "mid-write:explode", "mid-write:delay:x", "Mid:kill", "a@x:kill"}) {
     setenv("SHOAL_CHECKPOINT_FAILPOINT", wrong, 1);
     EXPECT_THROW(CheckpointStore({folder.path()}, *group), UsageError) << wrong;
@@ -257,7 +257,7 @@ TEST(CheckpointFailpoint, AFileSizeLimitSkipsTheSaveAndKeepsTheOldCheckpoint) {
   {
     const auto group = make_single_communicator();
     CheckpointStore store({folder.path()}, *group);
-    ASSERT_EQ(save(store, *group, 1), "");
+    ASSERT_EQ(save_model(store, *group, 1), "");
   }
   const pid_t child = fork();
   if (child == 0) {
@@ -266,13 +266,13 @@ TEST(CheckpointFailpoint, AFileSizeLimitSkipsTheSaveAndKeepsTheOldCheckpoint) {
     setrlimit(RLIMIT_FSIZE, &limit);
     const auto group = make_single_communicator();
     CheckpointStore store({folder.path()}, *group);
-    const std::string message = save(store, *group, 2);
+    const std::string message = save_model(store, *group, 2);
     const bool right = message.find("w0000.h5: cannot reserve") != std::string::npos &&
                        message.find("File too large") != std::string::npos &&
                        test::names_in(folder.path()) == only(1);
     const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_FSIZE, &none);
-    _exit(!right ? 1 : save(store, *group, 3).empty() ? 0 : 2);
+    _exit(!right ? 1 : save_model(store, *group, 3).empty() ? 0 : 2);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -295,13 +295,13 @@ TEST(CheckpointFailpoint, AFullDiskSkipsTheSaveKeepsTheOldOneAndTheNextSaveWorks
       const auto fill = [&] {
         if (group->rank() == 0) test::write_all(disk / "filler", std::string(3 << 20, 'x'));
       };
-      EXPECT_EQ(save(store, *group, 1), "");
+      EXPECT_EQ(save_model(store, *group, 1), "");
       if (point.empty()) fill();
       group->barrier();
       store.set_failpoint([&](const std::string& at) {
         if (at == point) fill();
       });
-      const std::string message = save(store, *group, 2);
+      const std::string message = save_model(store, *group, 2);
       EXPECT_NE(message.find("was not written"), std::string::npos) << point;
       EXPECT_NE(message.find(point.empty() ? "not enough space: needed " : "No space left on device"),
                 std::string::npos)
@@ -315,7 +315,7 @@ TEST(CheckpointFailpoint, AFullDiskSkipsTheSaveKeepsTheOldOneAndTheNextSaveWorks
       }
       group->barrier();
       store.set_failpoint({});
-      EXPECT_EQ(save(store, *group, 3), "");
+      EXPECT_EQ(save_model(store, *group, 3), "");
     });
     expect_found(checkpoints, 3, point);
     fs::remove_all(checkpoints);

@@ -1,16 +1,11 @@
 // Whole runs whose experts are multiplied in fp8.
+#include "tests/support/sanitized.h"
 #include "tests/support/tiny_run.h"
 
 namespace shoal::testing {
 namespace {
 
 using Settings = std::vector<std::string>;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 class Fp8Training : public ::testing::TestWithParam<const char*> {
  protected:

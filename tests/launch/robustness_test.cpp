@@ -7,6 +7,7 @@
 #include "launch/console.h"
 #include "launch/finite.h"
 #include "launch/trainer.h"
+#include "tests/support/error_of.h"
 #include "tests/support/tiny_run.h"
 
 namespace shoal::testing {
@@ -19,10 +20,6 @@ std::string message_of(const std::function<void()>& action) {
     return e.what();
   }
   return "(no error)";
-}
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
 }
 
 /// Puts a regular file where the run wants its folder of checkpoints: nothing can be written there, whoever

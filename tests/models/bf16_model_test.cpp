@@ -13,7 +13,7 @@ namespace shoal::testing {
 namespace {
 
 // Every expert is chosen, so that no rounded score can change a choice.
-const char* const kMoe =
+const char* const kGatedMoe =
     "layers: 2, hidden_size: 32, heads: 4, kv_heads: 2, init: {std: 0.2}, tie_embeddings: false, moe: "
     "{num_experts: 4, top_k: 4, hidden: 16, shared_experts: 1, shared_gate: true, router: {kind: top_k, "
     "aux_coeff: "
@@ -52,7 +52,7 @@ double norm(const std::vector<double>& v) {
 }
 
 TEST(Bf16Model, GradientsOfEveryParameterAreNearTheExactOnes) {
-  for (const char* settings : {kMoe, kDense}) {
+  for (const char* settings : {kGatedMoe, kDense}) {
     const Result exact = run(settings, DType::f64), got = run(settings, DType::bf16);
     EXPECT_NEAR(got.loss, exact.loss, 0.01 * exact.loss);
     EXPECT_NE(got.loss, run(settings, DType::f32).loss) << "the model did not compute in bf16";
@@ -68,7 +68,7 @@ TEST(Bf16Model, GradientsOfEveryParameterAreNearTheExactOnes) {
 }
 
 TEST(Bf16Model, DecodingWithACacheGivesTheBitsOfTheFullPass) {
-  for (const char* settings : {kMoe, kDense}) {
+  for (const char* settings : {kGatedMoe, kDense}) {
     const TinyModel tiny(settings, 11, 7, DType::bf16);
     const NoGrad no_grad;
     ForwardContext context;
@@ -89,7 +89,7 @@ TEST(Bf16Model, DecodingWithACacheGivesTheBitsOfTheFullPass) {
 
 EngineOptions engine_options(bool bf16) {
   EngineOptions options;
-  options.model = Choice{"transformer", transformer_options(kMoe)};
+  options.model = Choice{"transformer", transformer_options(kGatedMoe)};
   options.optimizer = Choice{"adamw", nullptr};
   options.dispatcher = Choice{"local", nullptr};
   options.vocab_size = 11;

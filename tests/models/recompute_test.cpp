@@ -9,7 +9,7 @@ namespace shoal::testing {
 namespace {
 
 // Wide enough that what is kept of a token counts for more than what is kept of an expert.
-const char* const kMoe =
+const char* const kSharedMoe =
     "layers: 3, hidden_size: 32, heads: 4, kv_heads: 2, init: {std: 0.3}, moe: {num_experts: 4, top_k: 2, "
     "hidden: "
     "48, shared_experts: 1, shared_gate: true, first_dense: 1, router: {kind: top_k, aux_coeff: 0.3, "
@@ -62,7 +62,7 @@ Outcome run(const std::string& model, const std::string& recompute, DType dtype)
 }
 
 TEST(Recompute, EveryChoiceGivesTheSameBitsCountsOnceAndKeepsLess) {
-  for (const char* model : {kMoe, kPostNorm, kPreLayerNorm}) {
+  for (const char* model : {kSharedMoe, kPostNorm, kPreLayerNorm}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       const Outcome plain = run(model, "none", dtype);
       for (const char* recompute :
@@ -84,7 +84,7 @@ TEST(Recompute, EveryChoiceGivesTheSameBitsCountsOnceAndKeepsLess) {
 
 TEST(Recompute, ChoicesAddUp) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const auto kept = [&](const char* recompute) { return run(kMoe, recompute, dtype).kept; };
+    const auto kept = [&](const char* recompute) { return run(kSharedMoe, recompute, dtype).kept; };
     const int64_t none = kept("none"), norms = kept("norms"), activations = kept("activations"),
                   up = kept("up_projections"), all = kept("[norms, activations, up_projections]");
     EXPECT_NEAR(all, none - (none - norms) - (none - activations) - (none - up), 0.01 * none) << dtype;
@@ -94,7 +94,7 @@ TEST(Recompute, ChoicesAddUp) {
 
 TEST(Recompute, PackedWeightsAreNotKeptBetweenUses) {
   const auto packed = [](const char* recompute) {
-    const TinyModel tiny(std::string(kMoe) + ", recompute: " + recompute, 11, 8, DType::bf16);
+    const TinyModel tiny(std::string(kSharedMoe) + ", recompute: " + recompute, 11, 8, DType::bf16);
     Tape tape;
     tape.backward(tiny.model->loss(batch_of({{1, 2, 3, 4, 5, 6, 7, 8}}), {}).total);
     int64_t bytes = 0;

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "tests/parity/expect_parity.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/tiny_run.h"
 
 namespace shoal::testing {
@@ -273,12 +274,6 @@ TEST(Zero, NoMoreThanAUnitAheadOfThoseInUseHasItsWeightsInFull) {
     });
   }
 }
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 /// Of all ranks, which are threads here: the most bytes during three steps; and the parameters of one rank.
 struct Peak {

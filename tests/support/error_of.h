@@ -1,6 +1,8 @@
 // The message of an expected failure, so that a test can look into its text.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <string>
 
 #include "core/base/error.h"
@@ -16,6 +18,10 @@ std::string error_of(const F& call) {
     return e.what();
   }
   return "";
+}
+
+inline void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "expected '" << part << "' in '" << text << "'";
 }
 
 }  // namespace shoal::testing

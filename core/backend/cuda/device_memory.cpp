@@ -16,10 +16,6 @@ namespace {
 constexpr int64_t kAlignment = 512;
 constexpr int64_t kSegmentUnit = int64_t{2} << 20;
 
-int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
-
 cudaStream_t handle_of(const Stream& stream) {
   return reinterpret_cast<cudaStream_t>(stream.handle);
 }

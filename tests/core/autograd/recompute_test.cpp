@@ -13,11 +13,11 @@ namespace {
 using testing::random_tensor;
 using testing::same_bits;
 
-constexpr int64_t kWidth = 6;
+constexpr int64_t kHidden = 6;
 
 /// norm, activation and product with two weights; `tied` is used twice inside the body and once outside.
 struct Model {
-  Model() : tied(random_tensor({kWidth}, DType::f32, 1)), own(random_tensor({3, kWidth}, DType::f32, 2)) {
+  Model() : tied(random_tensor({kHidden}, DType::f32, 1)), own(random_tensor({3, kHidden}, DType::f32, 2)) {
     tied.grad_ref.leaf = &tied_leaf;
     own.grad_ref.leaf = &own_leaf;
     tied_leaf.on_grad_ready = [this] { num_tied_ready++; };
@@ -63,7 +63,7 @@ struct Model {
 };
 
 TEST(Recompute, GivesTheSameBitsAsAPlainCall) {
-  const Tensor x = random_tensor({3, kWidth}, DType::f32, 5);
+  const Tensor x = random_tensor({3, kHidden}, DType::f32, 5);
   Model plain;
   const std::vector<Tensor> want = plain.run(Model::How::plain, x);
   for (const Model::How how : {Model::How::recompute, Model::How::nested}) {
@@ -74,7 +74,7 @@ TEST(Recompute, GivesTheSameBitsAsAPlainCall) {
 }
 
 TEST(Recompute, HooksFireOnceAndCountersCountOnce) {
-  const Tensor x = random_tensor({3, kWidth}, DType::f32, 5);
+  const Tensor x = random_tensor({3, kHidden}, DType::f32, 5);
   for (const Model::How how : {Model::How::plain, Model::How::recompute, Model::How::nested}) {
     Model model;
     for (int pass = 1; pass <= 2; pass++) {
@@ -92,7 +92,7 @@ TEST(Recompute, HooksFireOnceAndCountersCountOnce) {
 TEST(Recompute, ParametersInsideGetGradientsWhenNoInputWantsOne) {
   Model model;
   Tape tape;
-  const auto out = recompute(model.as_body(), {random_tensor({3, kWidth}, DType::f32, 5)});
+  const auto out = recompute(model.as_body(), {random_tensor({3, kHidden}, DType::f32, 5)});
   tape.backward(sum(out[0]));
   EXPECT_TRUE(model.own_leaf.grad.defined());
   EXPECT_EQ(model.num_own_ready, 1);
@@ -104,7 +104,7 @@ TEST(Recompute, UsesAreClosedWhenNoGradientArrives) {
   Tensor w = Tensor::zeros({1}, DType::f32);
   w.grad_ref.leaf = &other;
   Tape tape;
-  recompute(model.as_body(), {random_tensor({3, kWidth}, DType::f32, 5)});
+  recompute(model.as_body(), {random_tensor({3, kHidden}, DType::f32, 5)});
   tape.backward(sum(w));
   EXPECT_EQ(model.own_leaf.uses_left, 0);
   EXPECT_EQ(model.num_own_ready, 1);
@@ -114,13 +114,13 @@ TEST(Recompute, ForwardWithoutBackwardLeavesNoUseCounted) {
   Model model;
   {
     Tape tape;
-    recompute(model.as_body(), {random_tensor({3, kWidth}, DType::f32, 5)});
+    recompute(model.as_body(), {random_tensor({3, kHidden}, DType::f32, 5)});
     EXPECT_EQ(model.own_leaf.uses_left, 1);
     const RecomputeBody failing = [&model](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       model.body(in);
       throw Error("body failed");
     };
-    EXPECT_THROW(recompute(failing, {random_tensor({3, kWidth}, DType::f32, 5)}), Error);
+    EXPECT_THROW(recompute(failing, {random_tensor({3, kHidden}, DType::f32, 5)}), Error);
     EXPECT_EQ(model.own_leaf.uses_left, 1);
   }
   EXPECT_EQ(model.own_leaf.uses_left, 0);
@@ -129,7 +129,7 @@ TEST(Recompute, ForwardWithoutBackwardLeavesNoUseCounted) {
 TEST(Recompute, RunsOnceUnderNoGrad) {
   Model model;
   const NoGrad no_grad;
-  recompute(model.as_body(), {random_tensor({3, kWidth}, DType::f32, 5)});
+  recompute(model.as_body(), {random_tensor({3, kHidden}, DType::f32, 5)});
   EXPECT_EQ(model.num_calls, 1);
 }
 

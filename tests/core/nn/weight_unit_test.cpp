@@ -34,15 +34,15 @@ struct Diary {
   std::string since() { return std::exchange(text, ""); }
 };
 
-struct Input {
+struct UnitInput {
   Leaf leaf;
   Tensor x = Tensor::zeros({1}, DType::f32);
-  Input() { x.grad_ref.leaf = &leaf; }
+  UnitInput() { x.grad_ref.leaf = &leaf; }
 };
 
 TEST(WeightUnit, IsUsedInForwardAndAgainFromItsEndToItsBeginInBackward) {
   Diary diary;
-  Input in;
+  UnitInput in;
   Tape tape;
   const Tensor y = diary.forward(in.x);
   EXPECT_EQ(diary.since(), "layer> experts> experts. layer. ");
@@ -52,7 +52,7 @@ TEST(WeightUnit, IsUsedInForwardAndAgainFromItsEndToItsBeginInBackward) {
 
 TEST(WeightUnit, IsUsedInForwardAloneWithoutATapeAndWhereBackwardReadsNoValues) {
   Diary diary;
-  Input in;
+  UnitInput in;
   {
     const NoGrad no_grad;
     diary.forward(in.x);
@@ -69,7 +69,7 @@ TEST(WeightUnit, IsUsedInForwardAloneWithoutATapeAndWhereBackwardReadsNoValues) 
 
 TEST(WeightUnit, IsUsedOnceFromTheSecondForwardOfRecomputeToTheEndOfItsBackward) {
   Diary diary;
-  Input in;
+  UnitInput in;
   Tape tape;
   const std::vector<Tensor> y = recompute(
       [&](const std::vector<Tensor>& x) { return std::vector<Tensor>{diary.forward(x[0])}; }, {in.x});
@@ -81,7 +81,7 @@ TEST(WeightUnit, IsUsedOnceFromTheSecondForwardOfRecomputeToTheEndOfItsBackward)
 // A layer whose results no gradient reaches is left as it was entered.
 TEST(WeightUnit, EndsItsUseWhereNoGradientFlows) {
   Diary diary;
-  Input in;
+  UnitInput in;
   Tape tape;
   diary.forward(in.x);
   const Tensor y = add(in.x, in.x);

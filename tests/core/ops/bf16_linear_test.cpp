@@ -10,24 +10,22 @@
 #include "core/base/threads.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "tests/support/bf16_tensor.h"
 #include "tests/support/expect_close.h"
-#include "tests/support/gradcheck.h"
 
 namespace shoal {
 namespace {
 
+using testing::bf16_tensor;
 using testing::close;
 using testing::random_tensor;
 using testing::to_doubles;
 
-Tensor bf16_tensor(const Shape& shape, uint64_t seed) {
-  return cast(random_tensor(shape, DType::f32, seed), DType::bf16);
-}
 double rounded(double v) {
   return static_cast<float>(BFloat16(static_cast<float>(v)));
 }
 
-struct Case {
+struct Sizes {
   std::vector<int64_t> rows;
   int64_t n, k;
   int64_t total() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
@@ -35,13 +33,13 @@ struct Case {
 };
 // Widths around the panel (64), the vectors and the pairs; the last ones are summed in several blocks of
 // inputs.
-const std::vector<Case> kCases = {{{1}, 1, 1},        {{3, 0, 17, 1}, 64, 64}, {{3, 0, 17, 1}, 65, 33},
-                                  {{0, 0}, 5, 7},     {{7, 13}, 7, 130},       {{5}, 63, 2},
-                                  {{300}, 100, 31},   {{2, 5}, 17, 4101},      {{6, 1}, 4099, 18},
-                                  {{520, 1}, 70, 66}, {{4}, 129, 128}};
+const std::vector<Sizes> kSizes = {{{1}, 1, 1},        {{3, 0, 17, 1}, 64, 64}, {{3, 0, 17, 1}, 65, 33},
+                                   {{0, 0}, 5, 7},     {{7, 13}, 7, 130},       {{5}, 63, 2},
+                                   {{300}, 100, 31},   {{2, 5}, 17, 4101},      {{6, 1}, 4099, 18},
+                                   {{520, 1}, 70, 66}, {{4}, 129, 128}};
 
 /// y[rows of g] = a[rows of g] * m[g]^T in double.
-std::vector<double> naive_rows(const Case& c, const Tensor& a, const Tensor& m, int64_t outputs,
+std::vector<double> naive_rows(const Sizes& c, const Tensor& a, const Tensor& m, int64_t outputs,
                                int64_t inputs, bool transposed) {
   const std::vector<double> x = to_doubles(a), w = to_doubles(m);
   std::vector<double> y;
@@ -62,7 +60,7 @@ std::vector<double> naive_rows(const Case& c, const Tensor& a, const Tensor& m, 
 }
 
 TEST(Bf16Products, MatchDoubleSumsOfTheRoundedOperands) {
-  for (const Case& c : kCases) {
+  for (const Sizes& c : kSizes) {
     const Tensor weight = random_tensor({c.groups(), c.n, c.k}, DType::f32, 1);
     const Tensor x = bf16_tensor({c.total(), c.k}, 2), dy = bf16_tensor({c.total(), c.n}, 3);
     const PackedWeight copies = packed_weight(weight);
@@ -82,7 +80,7 @@ TEST(Bf16Products, MatchDoubleSumsOfTheRoundedOperands) {
 }
 
 TEST(Bf16Products, WeightGradientsSumOverTheRowsOfTheirGroup) {
-  for (const Case& c : kCases) {
+  for (const Sizes& c : kSizes) {
     const Tensor x = bf16_tensor({c.total(), c.k}, 2), dy = bf16_tensor({c.total(), c.n}, 3);
     const std::vector<double> a = to_doubles(dy), b = to_doubles(x);
     std::vector<double> want;
@@ -109,7 +107,7 @@ TEST(Bf16Products, WeightGradientsSumOverTheRowsOfTheirGroup) {
 }
 
 TEST(Bf16Products, BitsDoNotDependOnThreadsOrOnNeighbouringRows) {
-  const Case c{{700, 3, 0, 91}, 200, 96};
+  const Sizes c{{700, 3, 0, 91}, 200, 96};
   const Tensor weight = random_tensor({4, c.n, c.k}, DType::f32, 1), x = bf16_tensor({c.total(), c.k}, 2);
   const Tensor dy = bf16_tensor({c.total(), c.n}, 3);
   const PackedWeight copies = packed_weight(weight);
@@ -134,7 +132,7 @@ TEST(Bf16Products, BitsDoNotDependOnThreadsOrOnNeighbouringRows) {
 }
 
 TEST(Bf16Products, ANaNStaysInItsRow) {
-  const Case c{{2}, 5, 7};  // odd: the last pair of row 0 must not reach into row 1
+  const Sizes c{{2}, 5, 7};  // odd: the last pair of row 0 must not reach into row 1
   const Tensor x = bf16_tensor({2, c.k}, 2), weight = random_tensor({c.n, c.k}, DType::f32, 1);
   x.data<BFloat16>()[c.k] = BFloat16(std::numeric_limits<float>::quiet_NaN());
   const Tensor y = Tensor::empty({2, c.n}, DType::f32);

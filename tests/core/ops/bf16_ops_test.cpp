@@ -14,12 +14,13 @@
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
 #include "tests/support/attention_cases.h"
+#include "tests/support/bf16_tensor.h"
 #include "tests/support/expect_close.h"
-#include "tests/support/gradcheck.h"
 
 namespace shoal {
 namespace {
 
+using testing::bf16_tensor;
 using testing::close;
 using testing::random_tensor;
 using testing::to_doubles;
@@ -27,9 +28,6 @@ using testing::Tolerance;
 
 constexpr double kUlp = 1.0 / 256;  // half a unit in the last place of bf16, relative
 
-Tensor bf16_tensor(const Shape& shape, uint64_t seed) {
-  return cast(random_tensor(shape, DType::f32, seed), DType::bf16);
-}
 Tensor exact(const Tensor& t) {
   return t.defined() ? cast(t, DType::f64).detach() : t;
 }

@@ -33,15 +33,15 @@ double reference(const std::vector<double>& logits, const std::vector<int32_t>& 
   return total;
 }
 
-struct Case {
+struct Labels {
   int64_t vocab;
   std::vector<int32_t> labels;
 };
-const std::vector<Case> kCases = {{3, {}},      {1, {0}}, {5, {4}}, {7, {0, -1, 6, 3}}, {300, {299, 0, -1}},
-                                  {4, {-1, -1}}};
+const std::vector<Labels> kLabels = {
+    {3, {}}, {1, {0}}, {5, {4}}, {7, {0, -1, 6, 3}}, {300, {299, 0, -1}}, {4, {-1, -1}}};
 
 TEST(CrossEntropy, MatchesPlainLoopsForAllSizesAndTypes) {
-  for (const auto& [vocab, labels] : kCases) {
+  for (const auto& [vocab, labels] : kLabels) {
     for (const DType dtype : {DType::f32, DType::f64}) {
       const Tensor logits = random_tensor({static_cast<int64_t>(labels.size()), vocab}, dtype, 1, 3);
       const double want = 0.5 * reference(to_doubles(logits), labels, static_cast<size_t>(vocab));
@@ -53,7 +53,7 @@ TEST(CrossEntropy, MatchesPlainLoopsForAllSizesAndTypes) {
 }
 
 TEST(CrossEntropy, GradientMatchesNumericWithAnyUpstreamGradient) {
-  for (const auto& [vocab, labels] : kCases) {
+  for (const auto& [vocab, labels] : kLabels) {
     if (vocab > 100) continue;
     const Tensor logits = random_tensor({static_cast<int64_t>(labels.size()), vocab}, DType::f64, 1);
     EXPECT_TRUE(gradcheck(

@@ -26,7 +26,7 @@ using Doubles = std::vector<double>;
 
 constexpr Fp8Scaling kScalings[] = {Fp8Scaling::tensor, Fp8Scaling::block};
 
-struct Case {
+struct Fp8Case {
   Rows rows;
   int64_t n, k;
   int64_t total() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
@@ -35,14 +35,14 @@ struct Case {
     return std::accumulate(rows.begin(), rows.begin() + static_cast<int64_t>(g), int64_t{0});
   }
 };
-const Case kCases[] = {
+const Fp8Case kFp8Cases[] = {
     {{7, 0, 3}, 16, 32}, {{130, 1, 259}, 144, 272}, {{0, 0}, 16, 16}, {{5}, 7, 9}, {{}, 16, 16}};
 
-struct Inputs {
+struct Fp8Inputs {
   Tensor x, weight, bias, dy;
 };
 /// Rows of x and dy, and columns, differ by orders of magnitude, as those of real activations do.
-Inputs inputs_of(const Case& c, DType dtype) {
+Fp8Inputs inputs_of(const Fp8Case& c, DType dtype) {
   const auto spread = [](Tensor t) {
     auto* values = t.data<float>();
     const int64_t width = t.row_size();
@@ -58,11 +58,11 @@ Inputs inputs_of(const Case& c, DType dtype) {
           random_tensor({c.groups(), c.n}, DType::f32, 3), made({c.total(), c.n}, 4)};
 }
 
-struct Results {
+struct Fp8Results {
   Tensor y, dx, dweight, dbias;
 };
-Results train(const Case& c, const Inputs& in, Fp8Scaling scaling,
-              const std::shared_ptr<Fp8Weight>& kept = nullptr) {
+Fp8Results train(const Fp8Case& c, const Fp8Inputs& in, Fp8Scaling scaling,
+                 const std::shared_ptr<Fp8Weight>& kept = nullptr) {
   Leaf x_leaf, weight_leaf, bias_leaf;
   Tensor x = in.x.detach(), weight = in.weight.detach(), bias = in.bias.detach();
   x.grad_ref.leaf = &x_leaf;
@@ -101,7 +101,7 @@ struct Grid {
 };
 
 /// All values of one operand as its products see them. along_rows: vectors run along a row.
-Doubles seen(const Case& c, const Doubles& values, int64_t width, Fp8Format format, Fp8Scaling scaling,
+Doubles seen(const Fp8Case& c, const Doubles& values, int64_t width, Fp8Format format, Fp8Scaling scaling,
              bool along_rows) {
   Doubles out(values.size());
   Grid grid{values, width, format};
@@ -125,9 +125,9 @@ Doubles seen(const Case& c, const Doubles& values, int64_t width, Fp8Format form
 }
 
 /// The weights as their products see them.
-Doubles seen_weight(const Case& c, const Doubles& weight, Fp8Scaling scaling) {
+Doubles seen_weight(const Fp8Case& c, const Doubles& weight, Fp8Scaling scaling) {
   Doubles out;
-  Case one{{c.n}, c.n, c.k};
+  Fp8Case one{{c.n}, c.n, c.k};
   for (int64_t g = 0; g < c.groups(); g++) {
     const Doubles matrix(weight.begin() + g * c.n * c.k, weight.begin() + (g + 1) * c.n * c.k);
     Doubles part;
@@ -151,8 +151,8 @@ struct Sums {
   Doubles y, dx, dweight;
 };
 /// y = x w^T, dx = dy w, dw = dy^T x in f64; x and dy may be other ones for the sums along their rows.
-Sums multiply(const Case& c, const Doubles& x, const Doubles& w, const Doubles& dy, const Doubles& x_columns,
-              const Doubles& dy_columns) {
+Sums multiply(const Fp8Case& c, const Doubles& x, const Doubles& w, const Doubles& dy,
+              const Doubles& x_columns, const Doubles& dy_columns) {
   Sums out{Doubles(static_cast<size_t>(c.total() * c.n)), Doubles(static_cast<size_t>(c.total() * c.k)),
            Doubles(static_cast<size_t>(c.groups() * c.n * c.k))};
   for (size_t g = 0; g < c.rows.size(); g++) {
@@ -171,7 +171,7 @@ Sums multiply(const Case& c, const Doubles& x, const Doubles& w, const Doubles& 
   }
   return out;
 }
-Doubles with_bias(const Case& c, Doubles y, const Tensor& bias) {
+Doubles with_bias(const Fp8Case& c, Doubles y, const Tensor& bias) {
   const Doubles b = to_doubles(bias);
   for (size_t g = 0; g < c.rows.size(); g++) {
     for (int64_t i = c.first(g) * c.n; i < (c.first(g) + c.rows[g]) * c.n; i++)
@@ -193,11 +193,11 @@ double distance(const Tensor& got, const Doubles& want) {
 }
 
 TEST(Fp8Linear, ProductsAreThoseOfTheQuantisedOperandsAndNearTheExactOnes) {
-  for (const Case& c : kCases) {
+  for (const Fp8Case& c : kFp8Cases) {
     for (const Fp8Scaling scaling : kScalings) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        const Inputs in = inputs_of(c, dtype);
-        const Results got = train(c, in, scaling);
+        const Fp8Inputs in = inputs_of(c, dtype);
+        const Fp8Results got = train(c, in, scaling);
         EXPECT_EQ(got.y.dtype(), dtype);
         const Doubles x = to_doubles(in.x), w = to_doubles(in.weight), dy = to_doubles(in.dy);
         const Fp8Format low = scaling == Fp8Scaling::tensor ? Fp8Format::e5m2 : Fp8Format::e4m3;
@@ -228,10 +228,10 @@ TEST(Fp8Linear, ProductsAreThoseOfTheQuantisedOperandsAndNearTheExactOnes) {
 }
 
 TEST(Fp8Linear, ABiasGradientIsNotRoundedAndGradientsAreAddedToALeaf) {
-  const Case c{{6, 2}, 16, 32};
-  const Inputs in = inputs_of(c, DType::f32);
+  const Fp8Case c{{6, 2}, 16, 32};
+  const Fp8Inputs in = inputs_of(c, DType::f32);
   for (const Fp8Scaling scaling : kScalings) {
-    const Results once = train(c, in, scaling);
+    const Fp8Results once = train(c, in, scaling);
     const Doubles dy = to_doubles(in.dy), dbias = to_doubles(once.dbias);
     for (size_t g = 0; g < 2; g++) {
       for (int64_t n = 0; n < c.n; n++) {
@@ -253,26 +253,26 @@ TEST(Fp8Linear, ABiasGradientIsNotRoundedAndGradientsAreAddedToALeaf) {
 }
 
 TEST(Fp8Linear, ARowsResultDoesNotDependOnTheOtherRowsExceptFarBelowTheLargest) {
-  const Case all{{200}, 32, 256}, part{{90}, 32, 256};
-  const Inputs in = inputs_of(all, DType::bf16);
-  const Inputs first{in.x.rows(0, 90), in.weight, in.bias, in.dy.rows(0, 90)};
-  const Results whole = train(all, in, Fp8Scaling::block), some = train(part, first, Fp8Scaling::block);
+  const Fp8Case all{{200}, 32, 256}, part{{90}, 32, 256};
+  const Fp8Inputs in = inputs_of(all, DType::bf16);
+  const Fp8Inputs first{in.x.rows(0, 90), in.weight, in.bias, in.dy.rows(0, 90)};
+  const Fp8Results whole = train(all, in, Fp8Scaling::block), some = train(part, first, Fp8Scaling::block);
   EXPECT_TRUE(testing::same_bits(whole.y.rows(0, 90), some.y));
   EXPECT_TRUE(testing::same_bits(whole.dx.rows(0, 90), some.dx));
   // With one scale for all rows the smallest numbers are rounded to other units.
-  const Results one = train(all, in, Fp8Scaling::tensor), other = train(part, first, Fp8Scaling::tensor);
+  const Fp8Results one = train(all, in, Fp8Scaling::tensor), other = train(part, first, Fp8Scaling::tensor);
   EXPECT_LE(distance(other.y, to_doubles(one.y.rows(0, 90))), 2e-4);
   EXPECT_LE(distance(other.dx, to_doubles(one.dx.rows(0, 90))), 2e-4);
 }
 
 TEST(Fp8Linear, WhatIsNotFiniteStaysSo) {
-  const Case c{{4, 4}, 16, 16};
+  const Fp8Case c{{4, 4}, 16, 16};
   for (const Fp8Scaling scaling : kScalings) {
     for (const float bad : {NAN, HUGE_VALF, -HUGE_VALF}) {
-      Inputs in = inputs_of(c, DType::f32);
+      Fp8Inputs in = inputs_of(c, DType::f32);
       in.x.data<float>()[2 * 16 + 3] = bad;
       in.dy.data<float>()[5 * 16 + 3] = bad;
-      const Results got = train(c, in, scaling);
+      const Fp8Results got = train(c, in, scaling);
       const Doubles y = to_doubles(got.y), dx = to_doubles(got.dx), dw = to_doubles(got.dweight);
       for (int64_t r = 0; r < 8; r++) {
         for (int64_t i = 0; i < 16; i++) {
@@ -287,8 +287,8 @@ TEST(Fp8Linear, WhatIsNotFiniteStaysSo) {
 }
 
 TEST(Fp8Linear, CopiesOfAWeightAreKeptUntilItsValueChanges) {
-  const Case c{{4, 4}, 16, 16};
-  const Inputs in = inputs_of(c, DType::f32);
+  const Fp8Case c{{4, 4}, 16, 16};
+  const Fp8Inputs in = inputs_of(c, DType::f32);
   const auto kept = std::make_shared<Fp8Weight>();
   Leaf leaf;
   Tensor weight = in.weight.clone();

@@ -36,10 +36,10 @@ std::vector<double> reference(const std::vector<double>& x, const std::vector<do
   return y;
 }
 
-struct Inputs {
+struct NormInputs {
   Tensor x, residual, weight, bias;
 };
-Inputs inputs_for(const Shape& shape, DType dtype) {
+NormInputs inputs_for(const Shape& shape, DType dtype) {
   const Shape row{shape[-1]};
   return {random_tensor(shape, dtype, 1), random_tensor(shape, dtype, 2), random_tensor(row, dtype, 3),
           random_tensor(row, dtype, 4)};

@@ -123,14 +123,14 @@ Reference reference(const Tensor& logits, const std::vector<double>& bias, const
   return out;
 }
 
-struct Case {
+struct RouteCase {
   int64_t tokens, experts;
   RouteSpec spec;
   bool bias, valid;
   int64_t tokens_per_group;
 };
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
+std::vector<RouteCase> all_cases() {
+  std::vector<RouteCase> cases;
   for (const RouterScore score : kScores) {
     for (const bool normalize : {false, true}) {
       const auto spec = [&](int64_t k, double scale = 1, int64_t groups = 1, int64_t top = 1,
@@ -149,13 +149,13 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-struct Inputs {
+struct RouteInputs {
   Tensor logits, bias, valid;
   std::vector<uint8_t> valid_flags;
   BalanceSpec balance;
 };
-Inputs inputs_for(const Case& c, DType dtype) {
-  Inputs in;
+RouteInputs inputs_for(const RouteCase& c, DType dtype) {
+  RouteInputs in;
   in.logits = random_tensor({c.tokens, c.experts}, dtype, 1, 2);
   if (c.bias) in.bias = random_tensor({c.experts}, dtype, 2, 0.1);
   if (c.valid) {
@@ -167,9 +167,9 @@ Inputs inputs_for(const Case& c, DType dtype) {
 }
 
 TEST(Routing, MatchesPlainLoopsForEveryOption) {
-  for (const Case& c : all_cases()) {
+  for (const RouteCase& c : all_cases()) {
     for (const DType dtype : {DType::f32, DType::f64}) {
-      Inputs in = inputs_for(c, dtype);
+      RouteInputs in = inputs_for(c, dtype);
       for (const bool given : {false, true}) {
         if (given) in.balance.frequency_E = random_tensor({c.experts}, dtype, 9);
         const std::vector<double> bias = c.bias ? to_doubles(in.bias) : std::vector<double>{};
@@ -188,8 +188,8 @@ TEST(Routing, MatchesPlainLoopsForEveryOption) {
 }
 
 TEST(Routing, GradientsMatchNumericOnesForEveryOption) {
-  for (const Case& c : all_cases()) {
-    Inputs in = inputs_for(c, DType::f64);
+  for (const RouteCase& c : all_cases()) {
+    RouteInputs in = inputs_for(c, DType::f64);
     for (const bool given : {false, true}) {
       if (given) in.balance.frequency_E = random_tensor({c.experts}, DType::f64, 9);
       EXPECT_TRUE(gradcheck(
@@ -249,6 +249,17 @@ TEST(Routing, RT_03_NormalisationAndScaleAreAppliedInTheStatedOrder) {
   EXPECT_TRUE(close(weights(true, 1), {.7311, .2689}, {0, 5e-5}));
   EXPECT_TRUE(close(weights(true, 2.5), {.7311 * 2.5, .2689 * 2.5}, {0, 2e-4}));
   EXPECT_TRUE(close(weights(false, 2.5), {.6439 * 2.5, .2369 * 2.5}, {0, 2e-4}));
+}
+
+// Tokens then tie where the highest weights are kept, whatever their scores are.
+TEST(Routing, ASingleNormalisedChoiceWeighsTheScaleToTheBit) {
+  for (const RouterScore score : {RouterScore::softmax, RouterScore::sigmoid}) {
+    const RouteSpec spec{.top_k = 1, .score = score, .normalize = true, .weight_scale = 1.5};
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      const Routed routed = route(random_tensor({500, 7}, dtype, 3), {}, {}, spec, kNoLosses);
+      for (const double w : to_doubles(routed.weights_TK)) ASSERT_EQ(w, 1.5) << dtype;
+    }
+  }
 }
 
 TEST(Routing, RT_05_GroupScoreIsTheSumOfTheBestTwoOrTheMaximum) {

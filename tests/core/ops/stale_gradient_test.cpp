@@ -17,7 +17,7 @@
 namespace shoal::testing {
 namespace {
 
-struct Case {
+struct StaleCase {
   const char* name;
   std::vector<Shape> weights;
   std::function<Tensor(const std::vector<Tensor>& weights, int64_t rows, DType dtype)> loss;
@@ -35,7 +35,7 @@ Tensor ids(int64_t rows) {
   return Tensor::from(values, Shape{rows});
 }
 
-std::vector<Case> cases() {
+std::vector<StaleCase> cases() {
   return {
       {"linear with bias",
        {{4, 6}, {4}},
@@ -63,7 +63,7 @@ std::vector<Case> cases() {
   };
 }
 
-std::vector<double> gradients(const Case& c, int64_t rows, DType dtype, bool stale, int passes) {
+std::vector<double> gradients(const StaleCase& c, int64_t rows, DType dtype, bool stale, int passes) {
   std::vector<Leaf> leaves(c.weights.size());
   std::vector<Tensor> weights;
   for (size_t i = 0; i < leaves.size(); i++) {
@@ -89,7 +89,7 @@ std::vector<double> gradients(const Case& c, int64_t rows, DType dtype, bool sta
 }
 
 TEST(StaleGradients, CountAsZerosForEveryOp) {
-  for (const Case& c : cases()) {
+  for (const StaleCase& c : cases()) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       for (const int64_t rows : {7, 0}) {
         for (const int passes : {1, 2}) {
