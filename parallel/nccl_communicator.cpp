@@ -253,6 +253,7 @@ struct NcclWork final : Work::Impl {
     end.wait(waiting);
     ordered = waiting.handle == stream.handle;
   }
+  bool test() override { return end.reached(); }
   std::shared_ptr<NcclGroup> group;
   Event end;
   CollectiveCall call;

@@ -18,7 +18,8 @@ class [[nodiscard]] Work {
    public:
     virtual ~Impl() = default;
     virtual void wait() = 0;
-    /// Pushes the operation forward without blocking; true when wait() would not block.
+    /// Pushes the operation forward without blocking; true when it is done: whoever waits then waits for
+    /// nothing.
     virtual bool test() { return true; }
   };
 

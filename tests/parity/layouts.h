@@ -26,8 +26,8 @@ struct LayoutCase {
   int world;
 };
 
-/// What every device runs beside the whole table, which is the CPU's: each way of cutting a model alone, all
-/// of them together, and what ranks do not share evenly.
+/// What every device runs beside the whole table, which is the CPU's: most ways of cutting a model alone,
+/// some together, and what ranks do not share evenly.
 inline std::vector<LayoutCase> layouts_of_every_device() {
   const std::string even = "heads: 4, kv_heads: 4", kv = "heads: 4, kv_heads: 1, bias: true";
   const std::string nine = "moe: {num_experts: 9, top_k: 2, hidden: 8, first_dense: 1}";
@@ -45,6 +45,20 @@ inline std::vector<LayoutCase> layouts_of_every_device() {
       {{.ep = 4, .tp = 2, .balance = "bias", .model = even}, 8},
       {{.accumulation = 2, .balance = "bias", .model = "", .pp = 2}, 2},
       {{.ep = 4, .dispatcher = "hierarchical", .balance = "bias", .model = "", .ranks_per_node = 2}, 4},
+      {{.ep = 2, .cp = 2, .balance = "sequence", .model = ""}, 2},
+      {{.tp = 2, .cp = 2, .balance = "bias", .model = even, .context = ContextKind::ring}, 4},
+      {{.ep = 2, .etp = 2, .balance = "bias", .model = nine}, 4},
+      {{.ep = 2, .etp = 2, .cp = 2, .accumulation = 2, .balance = "bias", .model = "", .pp = 2, .zero = 2},
+       8},
+      {{.accumulation = 4,
+        .balance = "bias",
+        .model = "layers: 4",
+        .pp = 2,
+        .virtual_stages = 2,
+        .schedule = "interleaved"},
+       2},
+      {{.accumulation = 2, .balance = "bias", .model = "", .pp = 2, .schedule = "zero_bubble", .zero = 1}, 4},
+      {{.ep = 2, .balance = "bias", .model = "", .zero = 3}, 4},
   };
   for (const std::string& model : uneven_models()) all.push_back({{.tp = 3, .model = model}, 3});
   return all;

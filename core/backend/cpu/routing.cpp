@@ -133,9 +133,9 @@ void weigh(const T* scores, const int32_t* ids, const RouteSpec& spec, T* weight
     weights[k] = scores[ids[k]];
     total += weights[k];
   }
-  T factor = static_cast<T>(spec.weight_scale);
-  if (spec.normalize) factor /= total + kFloor<T>;
-  for (int64_t k = 0; k < spec.top_k; k++) weights[k] *= factor;
+  // Divided one by one: a single choice weighs 1, to the bit, and equals those of other tokens.
+  const T scale = static_cast<T>(spec.weight_scale), divisor = spec.normalize ? total + kFloor<T> : T(1);
+  for (int64_t k = 0; k < spec.top_k; k++) weights[k] = weights[k] / divisor * scale;
 }
 
 // Everything about one rank's tokens that the row functions need.

@@ -136,11 +136,12 @@ SHOAL_DEVICE void choose(const Forward<T>& a, int64_t t, const T* scores, const 
     if (static_cast<unsigned>(k) == lane) first = {score, id};
     if (static_cast<unsigned>(k) == lane + kWarp) second = {score, id};
   }
-  const T factor = a.normalize ? a.weight_scale / (total + kFloor<T>) : a.weight_scale;
+  // Divided one by one: a single choice weighs 1, to the bit, and equals those of other tokens.
+  const T divisor = a.normalize ? total + kFloor<T> : T(1);
   const auto write = [&](int k, const Candidate<T>& chosen) {
     if (k >= a.top_k) return;
     a.ids[t * a.top_k + k] = chosen.id;
-    a.weights[t * a.top_k + k] = chosen.value * factor;
+    a.weights[t * a.top_k + k] = chosen.value / divisor * a.weight_scale;
   };
   write(static_cast<int>(lane), first);
   write(static_cast<int>(lane + kWarp), second);

@@ -162,6 +162,20 @@ TEST(NcclCommunicator, TensorsOfACallStayUntilItsEndWhereverItIsWaitedFor) {
   cuda::memory_options() = {false, int64_t{1} << 20};
 }
 
+// Whoever waits for it only then lets it overlap with what the stream is given meanwhile.
+TEST(NcclCommunicator, ACallIsDoneWhenTheDeviceIsBehindIt) {
+  const StreamPolicy lazy({.policy = standin::Policy::lazy});
+  on_devices(2, kOrdered, [](const Group& group) {
+    const Tensor x = Tensor::from(std::vector<float>(100, 1), {100}, kCuda);
+    Work work = group->all_reduce(x, ReduceOp::sum);
+    EXPECT_FALSE(work.test());
+    device_runtime(kCuda.type).synchronize();
+    EXPECT_TRUE(work.test());
+    work.wait();
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(100, 2));
+  });
+}
+
 TEST(NcclCommunicator, RanksThatShareADeviceAreStagedAndToldWhy) {
   standin::share_one_device(true);
   run_ranks(3, [](const Group& world) {
