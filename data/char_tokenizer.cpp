@@ -41,7 +41,7 @@ class CharTrainer final : public TokenizerTrainer {
       if (seen_[code]) code_points.push_back(code);
     }
     if (code_points.empty())
-      throw UsageError("char tokenizer: the training text is empty; it has no characters");
+      throw UsageError("char tokenizer: the training text is empty; look at the files of data.text");
     return {std::make_unique<CharTokenizer>(std::move(code_points), end_of_document_), ""};
   }
 

@@ -47,7 +47,7 @@ TokenDataset::TokenDataset(std::shared_ptr<const IndexedDataset> source, const S
     throw UsageError(str("dataset ", source_->prefix(), ": the ",
                          part == Split::validation ? "validation" : "training", " part has no tokens (",
                          tokens, " tokens, ", source_->num_documents(), " documents, split ", options.split,
-                         ", val_fraction ", options.val_fraction, ")"));
+                         ", val_fraction ", options.val_fraction, "); add text, or change data.split"));
   }
 }
 

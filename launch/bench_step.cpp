@@ -39,7 +39,7 @@ ProfileSummary bench_step(const LoadedConfig& loaded, const BenchOptions& option
                           const std::shared_ptr<Communicator>& world) {
   const TrainConfig& config = loaded.config;
   const ParallelLayout layout = layout_of(config, world->size());
-  const int64_t vocab = expected_vocab_size(config);
+  const int64_t vocab = expected_vocab(config, /*prepared=*/false).size;
   const Mesh mesh(device_world(world, device_of(config)), layout);
   const Ceilings ceilings = measure_ceilings(config.run.dtype(), *world);
   TrainEngine engine(engine_options(config, vocab), mesh);

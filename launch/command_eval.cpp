@@ -32,14 +32,15 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
       ->check(number_in(0, 1e18));
 }
 
-const RunUse kEvalUse{
-    "eval",
-    {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp", "parallel.tp",
-     "parallel.pp", "parallel.ep", "parallel.dispatcher", "parallel.cp", "parallel.context", "eval.samples"},
-    /*shares_sequences=*/true};
-const RunUse kGenerateUse{"generate",
-                          {"run.threads", "run.device", "run.precision", "model", "parallel.dp",
-                           "parallel.tp", "parallel.pp", "parallel.ep", "parallel.dispatcher"}};
+const RunUse kEvalUse{"eval",
+                      {"run.threads", "run.device", "run.precision", "model", "data", "parallel.dp",
+                       "parallel.tp", "parallel.pp", "parallel.ep", "parallel.dispatcher",
+                       "parallel.ranks_per_node", "parallel.cp", "parallel.context", "eval.samples"},
+                      /*shares_sequences=*/true};
+const RunUse kGenerateUse{
+    "generate",
+    {"run.threads", "run.device", "run.precision", "model", "parallel.dp", "parallel.tp", "parallel.pp",
+     "parallel.ep", "parallel.dispatcher", "parallel.ranks_per_node"}};
 
 /// Losses on tokens of another tokenizer mean nothing: a config that asks for one is refused, and other text
 /// is encoded with the run's own, beside the data of the training, before anything is prepared.

@@ -1,6 +1,7 @@
 // shoal layout: what a number of ranks would hold and send. No ranks, no training.
 #include <cstdio>
 
+#include "core/base/log.h"
 #include "launch/command_support.h"
 #include "launch/commands.h"
 #include "launch/layout_page.h"
@@ -30,8 +31,9 @@ void add_layout_command(CLI::App& app, CommandAction& action) {
     action = [=] {
       const auto ranks = static_cast<int>(*world);
       const LoadedConfig loaded = load_train_config(*file, overrides_from(*command, *settings), ranks);
-      const std::string page =
-          layout_page(loaded.config, layout_of(loaded.config, ranks), expected_vocab_size(loaded.config));
+      const ExpectedVocab vocab = expected_vocab(loaded.config, /*prepared=*/true);
+      if (!vocab.known) log::warn("a vocabulary of ", vocab.size, " is assumed: ", kUnknownVocab);
+      const std::string page = layout_page(loaded.config, layout_of(loaded.config, ranks), vocab.size);
       std::fputs(page.c_str(), stdout);
       return 0;
     };

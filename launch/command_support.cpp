@@ -115,14 +115,15 @@ namespace {
 
 const Choice kIdleOptimizer{"sgd", nullptr};
 
-/// Evaluation and generation have no global batch, so any number of ranks will do.
+/// Evaluation and generation have no global batch and update nothing, so any number of ranks will do.
 void free_batch(LoadedConfig& loaded, int world_size, bool shares_sequences) {
   TrainConfig& config = loaded.config;
+  config.optim.optimizer = kIdleOptimizer;
   ParallelOptions& parallel = config.parallel;  // where the training's degrees do not fit
-  if (world_size % (parallel.tp * parallel.pp) != 0) {
-    parallel.pp = 1;
-    parallel.pipeline = {};
-  }
+  parallel.pipeline = {};
+  if (world_size % std::max<int64_t>(1, parallel.ranks_per_node.value_or(1)) != 0)
+    parallel.ranks_per_node = {};
+  if (world_size % (parallel.tp * parallel.pp) != 0) parallel.pp = 1;
   if (world_size % parallel.tp != 0) parallel.tp = 1;
   if (world_size % (parallel.etp * parallel.ep.value_or(1) * parallel.pp) != 0) parallel.etp = 1;
   if (!shares_sequences || world_size % (parallel.tp * parallel.cp * parallel.pp) != 0) parallel.cp = 1;
@@ -214,18 +215,14 @@ TrainedModel load_trained_model(const TrainedRun& run, int64_t vocab_size, std::
   const std::optional<LoadedCheckpoint> found = store.find(step);
   if (!found)
     throw UsageError(str("run '", run.folder, "': it has no checkpoint yet; train it first (`shoal train`)"));
-  // The engine has gradients and the state of its optimizer even where they are not used.
-  TrainConfig needed = config;
-  needed.optim.optimizer = kIdleOptimizer;
-  MemoryEstimate memory = estimate_memory(needed, layout_of(config, world->size()), vocab_size);
+  // The engine has gradients even where they are not used.
+  MemoryEstimate memory = estimate_memory(config, layout_of(config, world->size()), vocab_size);
   memory.activations = memory.work = 0;  // without backward next to none are kept
   require_memory(run.loaded, memory, *world);
   TrainedModel out;
   out.step = found->step;
   out.mesh = std::make_unique<Mesh>(device_world(world, device_of(config)), layout_of(config, world->size()));
-  EngineOptions options = engine_options(config, vocab_size);
-  options.optimizer = kIdleOptimizer;
-  out.engine = std::make_unique<TrainEngine>(options, *out.mesh);
+  out.engine = std::make_unique<TrainEngine>(engine_options(config, vocab_size), *out.mesh);
   std::vector<StateTensor> weights = out.engine->state();
   std::erase_if(weights, [](const StateTensor& t) { return t.name.starts_with("optim/"); });
   store.load(*found, weights, /*allow_extra=*/true);

@@ -55,10 +55,13 @@ std::string memory_line(const LoadedConfig& loaded, int world) {
   const LayoutFacts facts = layout_facts(config, world);
   const ParallelLayout layout = resolve_layout(parallel, facts, loaded.tree, errors);
   errors.throw_if_any();
-  const MemoryEstimate estimate = estimate_memory(config, layout, expected_vocab_size(config));
+  const ExpectedVocab vocab = expected_vocab(config, /*prepared=*/true);
+  const MemoryEstimate estimate = estimate_memory(config, layout, vocab.size);
   const double available = available_memory();
   std::string line =
       str("# memory per rank, with ", world, world == 1 ? " rank: " : " ranks: ", estimate.text(), "\n");
+  if (!vocab.known)
+    line += str("# with a vocabulary of ", vocab.size, ", which is assumed: ", kUnknownVocab, "\n");
   const bool on_host = device_of(config).type == DeviceType::cpu;  // a device may be another machine's
   if (on_host && estimate.total() > available)
     line +=

@@ -29,7 +29,7 @@ void write_resolved_config(const TrainConfig& config);
 /// when no row is left.
 std::string run_result(const std::filesystem::path& metrics_file, int64_t last_step);
 struct MemoryUse {
-  int64_t peak_bytes = 0;  // of tensors, on this rank
+  int64_t peak_bytes = 0;  // of tensors, of the fullest rank
   MemoryEstimate predicted;
 };
 /// How long steps first_step..last_step took with everything, the memory it took, where the results lie, what

@@ -122,13 +122,15 @@ RankPlan plan_rank(const EngineOptions& options, const ParallelLayout& layout, i
   plan.backward = counted.take() * m;
 
   const auto optimizer = OptimizerRegistry::make(options.optimizer, {});
-  const int64_t element = dtype_size(options.dtype),
-                state_bytes = optimizer->state_bytes_per_element() * element / dtype_size(DType::f32);
+  const int64_t element = dtype_size(options.dtype);
   for (const Parameter* p : parameters) plan.num_params += p->box.numel();
   for (const auto& bucket : buckets) {
     plan.weight_bytes += bucket->num_held() * element;
     plan.gradient_bytes += bucket->gradient_bytes();
-    plan.optimizer_bytes += bucket->num_updated() * state_bytes;
+    for (size_t i = 0; i < bucket->parameters().size(); i++) {
+      plan.optimizer_bytes += bucket->num_updated(i) * element / dtype_size(DType::f32) *
+                              optimizer->state_bytes_per_element(bucket->parameters()[i]->kind);
+    }
     const int64_t reductions = options.zero >= ZeroStage::gradients ? m : 1;
     for (int64_t i = 0; i < reductions; i++) bucket->count_reduction();
     bucket->count_end();

@@ -8,6 +8,7 @@
 #include "core/base/text.h"
 #include "core/tensor/device_facts.h"
 #include "launch/engine_options.h"
+#include "launch/trainer.h"
 #include "optim/optimizer.h"
 
 namespace shoal {
@@ -189,18 +190,30 @@ MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& 
   if (config.run.rank_invariant()) out.gradients += params.total() * kExactBytes;
   out.weights = weight_bytes(params, facts, config.parallel, layout, element);
   const double updated = config.parallel.zero > 0 ? params.divided(layout) : params.total();
-  out.optimizer = updated * static_cast<double>(optimizer->state_bytes_per_element()) * element / 4;
+  const double tables = std::min(updated, static_cast<double>(facts.params_embedding + facts.params_head));
+  const auto state = [&](ParamKind kind) {
+    return static_cast<double>(optimizer->state_bytes_per_element(kind)) * element / 4;
+  };
+  out.optimizer = tables * state(ParamKind::embedding) + (updated - tables) * state(ParamKind::matrix);
   out.packed_weights = memory.packed_weights * share;
   out.activations = memory.activations * share * passes;
   out.work = memory.work;
   return out;
 }
 
-int64_t expected_vocab_size(const TrainConfig& config) {
-  constexpr int64_t kBytes = 256;
-  const auto* bpe = dynamic_cast<const BpeOptions*>(config.data.prepare.tokenizer.options.get());
-  const bool trained = config.data.sources.empty() && bpe != nullptr;
-  return config.model_options().vocab_size.value_or(trained ? bpe->vocab_size : kBytes);
+ExpectedVocab expected_vocab(const TrainConfig& config, bool prepared) {
+  if (const auto& set = config.model_options().vocab_size.value) return {*set, true};
+  const Choice& tokenizer = config.data.prepare.tokenizer;
+  const auto* bpe = dynamic_cast<const BpeOptions*>(tokenizer.options.get());
+  if (config.data.sources.empty() && bpe != nullptr) return {bpe->vocab_size, true};
+  try {
+    if (!config.data.sources.empty()) return {open_tokenizer(config)->vocab_size(), true};
+    const auto trainer = TokenizerTrainerRegistry::make(tokenizer);
+    if (!trainer->needs_text()) return {trainer->train().tokenizer->vocab_size(), true};
+    if (prepared) return {open_tokenizer(config)->vocab_size(), true};
+  } catch (const UsageError&) {  // no such file here: a training will say so
+  }
+  return {};
 }
 
 double available_memory(const std::filesystem::path& root) {
@@ -244,7 +257,8 @@ void require_memory(const LoadedConfig& loaded, const MemoryEstimate& estimate, 
 
 void require_memory(const LoadedConfig& loaded, Communicator& world) {
   const ParallelLayout layout = layout_of(loaded.config, world.size());
-  require_memory(loaded, estimate_memory(loaded.config, layout, expected_vocab_size(loaded.config)), world);
+  require_memory(loaded, estimate_memory(loaded.config, layout, expected_vocab(loaded.config, false).size),
+                 world);
 }
 
 }  // namespace shoal

@@ -29,8 +29,17 @@ struct MemoryEstimate {
 /// (some 100 MiB) are left out: what the estimate says not to fit does not fit.
 MemoryEstimate estimate_memory(const TrainConfig& config, const ParallelLayout& layout, int64_t vocab_size);
 
-/// model.vocab_size, or what the tokenizer is asked for; where it is not known yet, a low 256.
-int64_t expected_vocab_size(const TrainConfig& config);
+inline constexpr const char* kUnknownVocab =
+    "the data that its tokenizer learns from is not prepared; set model.vocab_size, or prepare it (`shoal "
+    "prepare`)";
+
+struct ExpectedVocab {
+  int64_t size = 256;  // low
+  bool known = false;
+};
+/// model.vocab_size, or the tokenizer's: of data.sources, of a given file, or what is asked for. With
+/// `prepared` also that of data that is prepared already, which no rank may be preparing meanwhile.
+ExpectedVocab expected_vocab(const TrainConfig& config, bool prepared);
 
 /// Bytes that this process and its like can still get: MemAvailable, the limits of its control groups (v1 and
 /// v2; page cache counts as free). Infinity where the system does not tell. `root` is there for tests.

@@ -460,11 +460,14 @@ TrainEnd Trainer::finish(bool stopped) {
   }
   if (stopped && speaks && !save_failed_)
     log::info("stopped on request after step ", progress_.step, "; start the same command to go on");
+  const Tensor peak =
+      Tensor::from(std::vector<int64_t>{device_runtime(device_.type).stats().peak_bytes}, {1});
+  if (!stopped) world_->all_reduce(peak, ReduceOp::max).wait();
   if (!stopped && speaks) {
     const std::string result =
         run_result(std::filesystem::path(config_.run_folder()) / "metrics.jsonl", progress_.step);
     if (!result.empty()) log::info("\n", result);
-    const MemoryUse memory{device_runtime(device_.type).stats().peak_bytes,
+    const MemoryUse memory{peak.to_vector<int64_t>()[0],
                            estimate_memory(config_, mesh_->layout(), data_.vocab_size)};
     log::info(run_end(config_, first_step_, progress_.step, now_seconds() - start_seconds_, memory,
                       last_saved_ >= 0));

@@ -85,6 +85,7 @@ struct MoeStepStats {
 struct ModelFacts {
   int64_t params_total = 0, params_active = 0;  // active: used by one token
   int64_t params_embedding = 0;                 // token and position tables; part of both
+  int64_t params_head = 0;                      // 0: the token table is the head too
   int64_t params_expert = 0;                    // of routed experts: spread over the ep ranks; part of total
   // The largest layer's, without and of routed experts.
   int64_t params_layer_dense = 0, params_layer_expert = 0;

@@ -8,6 +8,12 @@
 
 namespace shoal {
 
+namespace {
+
+constexpr int64_t kFp8Multiple = 16;  // of widths, for cublasLt's fp8 products
+
+}  // namespace
+
 void FfnOptions::fields(FieldVisitor& v) {
   v.choice("activation", activation, FfnActivationRegistry::instance(),
            "activation of dense FFNs and experts");
@@ -63,6 +69,7 @@ ModelSizes TransformerOptions::sizes() const {
   if (num_moe_layers() < layers) consider(ffn_hidden());
   if (num_moe_layers() > 0 && shared_hidden() > 0) consider(shared_hidden());
   if (num_moe_layers() > 0) sizes.expert_width = expert_hidden();
+  if (moe.fp8()) sizes.width_multiple = kFp8Multiple;
   return sizes;
 }
 
@@ -156,7 +163,8 @@ ModelFacts TransformerOptions::facts(int64_t vocab_size, int64_t seq_len) const 
   ModelFacts facts;
   const int64_t learned = position.kind == "learned" ? seq_len * D : 0;
   facts.params_embedding = V * D + learned;
-  int64_t total = facts.params_embedding + (tie_embeddings ? 0 : V * D);
+  facts.params_head = tie_embeddings ? 0 : V * D;
+  int64_t total = facts.params_embedding + facts.params_head;
   int64_t idle = 0;                                   // parameters of experts that a token does not use
   double multiply_adds = static_cast<double>(V * D);  // per token: matrix products and attention scores
   const int64_t norms = norm_shape().num_params();
@@ -217,11 +225,10 @@ std::string TransformerOptions::fp8_problem(const ConfigNode& root) const {
   const ConfigNode* precision = run != nullptr ? run->find("precision") : nullptr;
   if (precision != nullptr && precision->scalar == "f64")
     return "expected same with run.precision: f64; fp8 would round what f64 is there to compare exactly";
-  constexpr int64_t kMultiple = 16;  // of cublasLt's fp8 products
   for (const auto& [what, width] : {std::pair{"hidden_size", hidden_size}, {"moe.hidden", expert_hidden()}}) {
-    if (width % kMultiple == 0) continue;
-    return str("fp8 products need widths that are multiples of ", kMultiple, ", got ", what, ' ', width,
-               "; set it to ", (width + kMultiple - 1) / kMultiple * kMultiple, " or use same");
+    if (width % kFp8Multiple == 0) continue;
+    return str("fp8 products need widths that are multiples of ", kFp8Multiple, ", got ", what, ' ', width,
+               "; set it to ", (width + kFp8Multiple - 1) / kFp8Multiple * kFp8Multiple, " or use same");
   }
   return "";
 }

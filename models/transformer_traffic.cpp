@@ -44,7 +44,9 @@ RoutedRows MoeLayer::balanced_rows(int rank, const PassSizes& sizes, DType compu
   const ParallelLayout& layout = mesh_.layout();
   RoutedRows rows;
   rows.routing = {options_.num_experts, options_.top_k};
-  rows.ids = router_->gathers().ids;
+  const RouterGathers gathers = router_->gathers();
+  rows.ids = gathers.ids;
+  rows.weights_have_gradients = gathers.has_gradients;
   rows.row_bytes = shape_.hidden_size * dtype_size(compute);
   rows.weight_bytes = dtype_size(stats_dtype(compute));
   for (int i = 0; i < layout.ep; i++) {

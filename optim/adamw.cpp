@@ -34,7 +34,7 @@ class Adamw final : public Optimizer {
       visit("v", *parameters()[i], v_[i]);
     }
   }
-  int64_t state_bytes_per_element() const override { return 8; }
+  int64_t state_bytes_per_element(ParamKind /*kind*/) const override { return 8; }
 
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {

@@ -26,7 +26,7 @@ class Lion final : public Optimizer {
   void visit_state(const StateVisitor& visit) override {
     for (size_t i = 0; i < m_.size(); i++) visit("m", *parameters()[i], m_[i]);
   }
-  int64_t state_bytes_per_element() const override { return 4; }
+  int64_t state_bytes_per_element(ParamKind /*kind*/) const override { return 4; }
 
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {

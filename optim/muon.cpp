@@ -97,9 +97,9 @@ class Muon final : public Optimizer {
   Muon(const MuonOptions& options, const std::vector<Parameter*>& params)
       : Optimizer(params), options_(options) {
     for (const Parameter* p : params) {
-      if (is_matrix(*p)) require_whole(*p);
+      if (is_matrix(p->kind)) require_whole(*p);
       m_.push_back(make_state(*p));
-      v_.push_back(is_matrix(*p) ? Tensor{} : make_state(*p));
+      v_.push_back(is_matrix(p->kind) ? Tensor{} : make_state(*p));
     }
   }
   void visit_state(const StateVisitor& visit) override {
@@ -108,8 +108,7 @@ class Muon final : public Optimizer {
       if (v_[i].defined()) visit("v", *parameters()[i], v_[i]);
     }
   }
-  /// Of AdamW's part; matrices have 4.
-  int64_t state_bytes_per_element() const override { return 8; }
+  int64_t state_bytes_per_element(ParamKind kind) const override { return is_matrix(kind) ? 4 : 8; }
   bool needs_whole_matrices() const override { return true; }
 
  protected:
@@ -123,7 +122,7 @@ class Muon final : public Optimizer {
                          1 - std::pow(options_.beta2, t), grad_scale});
   }
 
-  bool updates_whole(size_t index) const override { return is_matrix(*parameters()[index]); }
+  bool updates_whole(size_t index) const override { return is_matrix(parameters()[index]->kind); }
 
   void update_whole(size_t index, double learning_rate, double grad_scale) override {
     // As many matrices at a time as keep the scratch memory small.
@@ -144,7 +143,7 @@ class Muon final : public Optimizer {
   struct Rates {
     double learning_rate, grad_scale, weight_decay;
   };
-  static bool is_matrix(const Parameter& p) { return p.kind == ParamKind::matrix; }
+  static bool is_matrix(ParamKind kind) { return kind == ParamKind::matrix; }
 
   void update_matrices(const Tensor& value, const Tensor& grad, const Tensor& m, int64_t count,
                        const Stack& stack, const Rates& rates) const {

@@ -19,7 +19,7 @@ void Optimizer::step(double learning_rate, double grad_scale) {
     const Tensor value = p.own_value();
     const int64_t n = value.numel();
     // Value and state are read and written, the gradient is read, bf16 copies are written.
-    const double state = static_cast<double>(state_bytes_per_element()) / 4;
+    const double state = static_cast<double>(state_bytes_per_element(p.kind)) / 4;
     cost.bytes += (3 + 2 * state) * bytes_of(value) + bytes_of(packed.forward, packed.backward);
     if (updates_whole(i)) continue;
     if (value.device().type != DeviceType::cpu) {

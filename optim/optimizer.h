@@ -31,8 +31,8 @@ class Optimizer {
   using StateVisitor =
       std::function<void(const std::string& name, Parameter& parameter, const Tensor& state)>;
   virtual void visit_state(const StateVisitor& visit) = 0;
-  /// Bytes of state per parameter element, for memory estimates.
-  virtual int64_t state_bytes_per_element() const = 0;
+  /// Bytes of state per element of an f32 parameter of that kind, for memory estimates.
+  virtual int64_t state_bytes_per_element(ParamKind kind) const = 0;
   /// Whether a rank must hold all of a matrix and update all of it: a rule of layouts.
   virtual bool needs_whole_matrices() const { return false; }
 

@@ -30,7 +30,9 @@ class Sgd final : public Optimizer {
   void visit_state(const StateVisitor& visit) override {
     for (size_t i = 0; i < momentum_.size(); i++) visit("momentum", *parameters()[i], momentum_[i]);
   }
-  int64_t state_bytes_per_element() const override { return options_.momentum == 0 ? 0 : 4; }
+  int64_t state_bytes_per_element(ParamKind /*kind*/) const override {
+    return options_.momentum == 0 ? 0 : 4;
+  }
 
  protected:
   void update(const Block& block, double learning_rate, double grad_scale) override {

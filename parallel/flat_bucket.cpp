@@ -128,11 +128,13 @@ int64_t FlatBucket::num_held() const {
 
 int64_t FlatBucket::num_updated() const {
   int64_t updated = 0;
-  for (size_t i = 0; i < parameters_.size(); i++) {
-    const ShardRange own = is_cut_ ? own_part(i) : ShardRange{0, parameters_[i]->box.numel()};
-    updated += own.end - own.begin;
-  }
+  for (size_t i = 0; i < parameters_.size(); i++) updated += num_updated(i);
   return updated;
+}
+
+int64_t FlatBucket::num_updated(size_t i) const {
+  const ShardRange own = is_cut_ ? own_part(i) : ShardRange{0, parameters_[i]->box.numel()};
+  return own.end - own.begin;
 }
 
 /// Which elements of a parameter lie in this rank's piece.

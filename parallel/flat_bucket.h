@@ -44,6 +44,7 @@ class FlatBucket {
   /// Elements of parameters that this rank keeps, and that it updates.
   int64_t num_held() const;
   int64_t num_updated() const;
+  int64_t num_updated(size_t i) const;  // of parameters()[i]
   /// What start_reduction() and start_gather() send, counted without a call.
   void count_reduction() const;
   void count_gather() const;

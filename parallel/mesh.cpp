@@ -4,6 +4,9 @@
 #include <array>
 #include <numeric>
 
+#include <unistd.h>
+
+#include "core/tensor/device_runtime.h"
 #include "parallel/moe/dispatcher.h"
 #include "parallel/shared_segment.h"
 
@@ -110,11 +113,14 @@ int64_t check_world(const ParallelOptions& o, const LayoutFacts& facts, Rules& r
   const int64_t world = facts.world_size, model = o.tp * o.cp * o.pp, ep = resolve_ep(o, facts),
                 expert = o.etp * ep * o.pp;
   const int64_t dp = o.dp.value_or(std::max<int64_t>(world / model, 1));
-  rules.require(
-      dp * model == world, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp, ") x cp (",
-      o.cp, ") x pp (", o.pp, ") is ", dp * model, ", expected the world size (", world, "); ",
-      world % model == 0 ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
-                         : str("start a multiple of ", model, " ranks"));
+  // Of three degrees at most: the product of four may be more than an int64.
+  const bool fits = world % model == 0 && dp == world / model;
+  rules.require(fits, o.dp.value ? "parallel.dp" : "parallel", "dp (", dp, ") x tp (", o.tp, ") x cp (", o.cp,
+                ") x pp (", o.pp, ") is ", static_cast<double>(dp) * static_cast<double>(model),
+                ", expected the world size (", world, "); ",
+                world % model == 0
+                    ? str("set dp: auto or ", world / model, ", or start ", dp * model, " ranks")
+                    : str("start a multiple of ", model, " ranks"));
   rules.require(world % expert == 0, "parallel.ep", "etp (", o.etp, ") x ep (", ep, ") x pp (", o.pp,
                 ") must divide the world size (", world, "); lower ep or start a multiple of ", expert,
                 " ranks");
@@ -128,6 +134,10 @@ void check_experts(const ParallelOptions& o, const LayoutFacts& facts, Rules& ru
                   " but the model has no MoE layer; set etp: 1 or add a model.moe section");
     rules.require(width == 0 || o.etp <= width, "parallel.etp", "etp (", o.etp,
                   ") is above the width of an expert (", width, "); lower etp or raise model.moe.hidden");
+    const int64_t unit = facts.model.width_multiple;
+    rules.require(unit == 1 || width % (unit * o.etp) == 0, "parallel.etp", "etp (", o.etp,
+                  ") cuts experts of width ", width, ", whose parts must be multiples of ", unit,
+                  " for fp8 products; lower etp, or set model.moe.hidden to ", round_up(width, unit * o.etp));
   }
   const bool sends_padding = o.dispatcher.kind != "all_gather" && o.dispatcher.kind != "hierarchical";
   rules.require(!facts.model.pads_experts || sends_padding, "parallel.dispatcher", o.dispatcher.kind,
@@ -175,8 +185,8 @@ void check_tensor(const ParallelOptions& o, const ModelSizes& model, Rules& rule
     const int64_t queries = model.heads / model.kv_heads, sharing = o.tp / model.kv_heads;
     rules.require(o.tp % model.kv_heads == 0 && queries % sharing == 0, "parallel.tp", "tp (", o.tp,
                   ") is above the number of key/value heads (", model.kv_heads,
-                  "), so it must be a multiple of it that divides the queries of each (", queries,
-                  "); lower tp or change model.kv_heads");
+                  "), so it must be a multiple of it, and that multiple must divide the queries of each (",
+                  queries, "); lower tp or change model.kv_heads");
   }
   rules.require(model.narrowest_ffn == 0 || o.tp <= model.narrowest_ffn, "parallel.tp", "tp (", o.tp,
                 ") is above the smallest width of an FFN (", model.narrowest_ffn, "); lower tp");
@@ -311,6 +321,15 @@ int degree(const ParallelLayout& layout, Axis axis) {
 
 namespace {
 
+/// Equal on ranks of one node, and on no others.
+std::string node_name() {
+  const std::string domain = memory_domain();
+  if (!domain.empty()) return domain;
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
 /// Of each rank of the world.
 std::vector<int> find_nodes(Communicator& world, int ranks_per_node) {
   std::vector<int> nodes;
@@ -319,7 +338,7 @@ std::vector<int> find_nodes(Communicator& world, int ranks_per_node) {
     return nodes;
   }
   std::vector<std::string> known;
-  for (const std::string& domain : world.gather_strings(memory_domain())) {
+  for (const std::string& domain : world.gather_strings(node_name())) {
     const auto found = std::ranges::find(known, domain);
     nodes.push_back(static_cast<int>(found - known.begin()));
     if (found == known.end()) known.push_back(domain);

@@ -63,6 +63,7 @@ struct ModelSizes {
   int64_t heads = 0, kv_heads = 0;  // of attention; heads / kv_heads queries share a key/value head
   int64_t narrowest_ffn = 0;        // the smallest width of dense FFNs and shared experts
   int64_t expert_width = 0;         // of a routed expert
+  int64_t width_multiple = 1;       // of a rank's part of that: what products of fp8 need
   int64_t layers = 0;               // that pipeline stages can have
   bool pads_experts = false;        // they get as many rows as they have room for
 };

@@ -20,7 +20,7 @@ class HashRouter final : public Router {
   HashRouter(const HashOptions& options, const RouterContext& context)
       : seed_(static_cast<uint64_t>(options.seed) ^ stream_id(context.build.prefix)), context_(context) {}
 
-  RouterGathers gathers() const override { return {false, true, context_.top_k}; }
+  RouterGathers gathers() const override { return {false, true, context_.top_k, false}; }
 
   Routing route(const RouteInput& input) override {
     const int64_t T = input.num_tokens(), K = context_.top_k, E = context_.num_experts;

@@ -70,9 +70,10 @@ struct RouterOptions : Options {
 
 /// What a router gathers of other ranks' tokens, for the prediction of traffic.
 struct RouterGathers {
-  bool logits = true;      // all_rows() of one number per expert
-  bool token_ids = false;  // all_token_ids()
-  int64_t ids = 0;         // experts that it names for each token
+  bool logits = true;         // all_rows() of one number per expert
+  bool token_ids = false;     // all_token_ids()
+  int64_t ids = 0;            // experts that it names for each token
+  bool has_gradients = true;  // of the weights of experts
 };
 
 class Router : public Module {

@@ -20,8 +20,9 @@ struct BalancedRouting {
 /// What the ranks of an ep group dispatch, all of which each can tell.
 struct RoutedRows {
   BalancedRouting routing;
-  int64_t ids = 0;                              // per token: top_k, or more where a router names more
-  int64_t row_bytes = 0, weight_bytes = 0;      // of a token's row, of a gate weight
+  int64_t ids = 0;                          // per token: top_k, or more where a router names more
+  int64_t row_bytes = 0, weight_bytes = 0;  // of a token's row, of a gate weight
+  bool weights_have_gradients = true;
   std::vector<int64_t> tokens_R;                // of each rank
   std::vector<std::vector<int64_t>> counts_RE;  // rows that each rank has for each expert
 };

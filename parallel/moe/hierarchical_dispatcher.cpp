@@ -120,7 +120,8 @@ class HierarchicalDispatcher final : public Dispatcher {
     }
     traffic.all_to_all(leaving, rows.row_bytes);
     traffic.all_to_all(arriving, rows.row_bytes);
-    traffic.all_to_all(half == PassHalf::forward ? leaving : arriving, rows.ids * rows.weight_bytes);
+    if (half == PassHalf::forward || rows.weights_have_gradients)
+      traffic.all_to_all(half == PassHalf::forward ? leaving : arriving, rows.ids * rows.weight_bytes);
     inner_->count(inner, half);
   }
 

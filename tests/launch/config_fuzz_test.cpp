@@ -281,7 +281,7 @@ class ConfigFolder {
     try {
       LoadedConfig loaded = load_train_config(path, {}, 2);
       const ParallelLayout layout = layout_of(loaded.config, 2);
-      EXPECT_GT(estimate_memory(loaded.config, layout, expected_vocab_size(loaded.config)).total(), 0);
+      EXPECT_GT(estimate_memory(loaded.config, layout, expected_vocab(loaded.config, true).size).total(), 0);
       out.printed = print_fields([&](FieldVisitor& v) { loaded.config.fields(v); }, &loaded.tree);
     } catch (const UsageError& e) {
       out.refusal = e.what();

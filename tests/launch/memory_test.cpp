@@ -6,9 +6,12 @@
 #include <cmath>
 #include <limits>
 
+#include "data/byte_tokenizer.h"
 #include "launch/engine_options.h"
+#include "tests/data/temp_folder.h"
 #include "tests/launch/every_key.h"
 #include "tests/support/measured_memory.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_run.h"
 
@@ -16,12 +19,6 @@ namespace shoal::testing {
 namespace {
 
 constexpr int64_t kVocab = kMeasuredVocab;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 TrainConfig config_of(const std::string& settings, const std::vector<std::string>& overrides = {}) {
   const std::string text = "data: {text: t, seq_len: 64, global_batch: 8}\n" + settings;
   return load_train_config_text(text, "exp.yaml", overrides, 1).config;
@@ -67,6 +64,8 @@ TEST(MemoryEstimate, IsWithinATenthOfThePeakForOtherOptimizersAndF64) {
         "run: {precision: f64}\noptim: {optimizer: lion}",
         "model: {layers: 2, hidden_size: 32, heads: 2, moe: {num_experts: 4, top_k: 3, hidden: 96}}\n"
         "optim: {optimizer: sgd}",
+        "model: {layers: 3, hidden_size: 96, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 96}}\n"
+        "optim: {optimizer: muon}",
         "model: {layers: 3, hidden_size: 64, heads: 4, moe: {num_experts: 8, top_k: 2, hidden: 64, "
         "capacity_factor: 2.5, pad_to_capacity: true}}"})
     EXPECT_EQ(too_far(config_of(settings)), "") << settings;
@@ -228,9 +227,27 @@ TEST(MemoryEstimate, OfDividedWeightsIsNoLessThanAStepTakesAndFarLessThanThatOfW
 }
 
 TEST(MemoryEstimate, VocabularyIsTheModelsOrTheTokenizers) {
-  EXPECT_EQ(expected_vocab_size(config_of("model: {vocab_size: 77}")), 77);
-  EXPECT_EQ(expected_vocab_size(config_of("", {"data.tokenizer={kind: bpe, vocab_size: 999}"})), 999);
-  EXPECT_EQ(expected_vocab_size(config_of("", {"data.tokenizer=byte"})), 256);
+  const auto of = [](const TrainConfig& config, bool prepared = true) {
+    const ExpectedVocab vocab = expected_vocab(config, prepared);
+    return str(vocab.size, vocab.known ? "" : " assumed");
+  };
+  EXPECT_EQ(of(config_of("model: {vocab_size: 77}")), "77");
+  EXPECT_EQ(of(config_of("", {"data.tokenizer={kind: bpe, vocab_size: 999}"})), "999");
+  EXPECT_EQ(of(config_of("", {"data.tokenizer=byte"})), "257");
+  const TempFolder folder;
+  const std::string prepared = folder / "prepared", file = prepared + "/tokenizer.json";
+  TrainConfig chars = config_of("", {"data.tokenizer=char", "data.prepared=" + prepared});
+  EXPECT_EQ(of(chars), "256 assumed");
+  const TrainConfig of_file = config_of("", {"data.tokenizer={kind: file, path: " + file + "}"});
+  EXPECT_EQ(of(of_file), "256 assumed") << "no such file";
+  std::filesystem::create_directories(prepared);
+  save_tokenizer(ByteTokenizer(), file);
+  EXPECT_EQ(of(chars), "257");
+  EXPECT_EQ(of(chars, /*prepared=*/false), "256 assumed");
+  EXPECT_EQ(of(of_file, /*prepared=*/false), "257");
+  chars.data.text.clear();
+  chars.data.sources = {{prepared, 1}};
+  EXPECT_EQ(of(chars, /*prepared=*/false), "257");
 }
 
 TEST(AvailableMemory, IsTheLeastOfTheMachineAndOfEveryControlGroupAbove) {

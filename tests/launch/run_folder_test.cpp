@@ -28,10 +28,6 @@ void put(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "expected '" << part << "' in '" << text << "'";
-}
-
 std::string id_in(const fs::path& checkpoint) {
   return read_manifest(checkpoint).manifest.run;
 }
@@ -150,6 +146,24 @@ TEST(RunFolder, MissingConfigIsReadFromTheNewestCheckpointThatHasIt) {
   expect_contains(error_of(open), "there is no config.yaml in it, nor a checkpoint that holds one");
   put(folder / "config.yaml", std::string("run: {name: x\0y", 15));
   expect_contains(error_of(open), "config.yaml");
+}
+
+// Evaluation and generation neither update weights nor need the layout of the training.
+TEST(RunFolder, ARunOfAnyLayoutOpensOnAnyNumberOfRanks) {
+  TinyRun run;
+  run.train(2, {"run.steps=1", "model.layers=2", "parallel.pp=2", "parallel.ep=1",
+                "parallel.ranks_per_node=2", "parallel.pipeline.layout=[1,1]", "optim.optimizer=muon"});
+  const auto layout = [&](int world, const std::vector<std::string>& settings) {
+    const RunUse use{"eval", {"parallel.pp", "parallel.tp", "parallel.ranks_per_node"}};
+    const TrainedRun opened = open_run((run.folder / "tiny").string(), settings, world, use);
+    return layout_of(opened.loaded.config, world);
+  };
+  EXPECT_EQ(layout(2, {}).pp, 2);
+  EXPECT_EQ(layout(1, {}).pp, 1);
+  EXPECT_EQ(layout(3, {}).dp, 3);
+  EXPECT_EQ(layout(2, {"parallel.pp=1"}).dp, 2);
+  EXPECT_EQ(layout(2, {"parallel.pp=1", "parallel.tp=2"}).tp, 2);
+  EXPECT_EQ(layout(4, {"parallel.ranks_per_node=4"}).ranks_per_node, 4);
 }
 
 TEST(RunFolder, FullDiskDoesNotEndTrainingAndTheNextSaveWorks) {

@@ -133,6 +133,15 @@ TEST(ResolveLayout, MicroBatchesAreAsFewAsKeepAllStagesBusy) {
   EXPECT_EQ(auto_micro_batches(10, layout), 10);  // which the rules refuse
 }
 
+TEST(ResolveLayout, DegreesWhoseProductIsNoNumberAreRefusedLikeOthers) {
+  ParallelOptions options;
+  options.tp = options.cp = options.pp = int64_t{1} << 20;
+  options.dp.value = int64_t{1} << 20;
+  const std::vector<std::string> found = problems(options, {.world_size = 6, .global_batch = 6});
+  ASSERT_FALSE(found.empty());
+  EXPECT_NE(found[0].find("is 1.20893e+24, expected the world size (6)"), std::string::npos) << found[0];
+}
+
 TEST(ResolveLayout, TensorParallelRanksMustFitHeadsAndWidths) {
   const auto found = [](int64_t tp, const ModelSizes& model) {
     ParallelOptions options;
@@ -143,8 +152,8 @@ TEST(ResolveLayout, TensorParallelRanksMustFitHeadsAndWidths) {
   EXPECT_TRUE(found(8, {.heads = 8, .kv_heads = 4, .narrowest_ffn = 8}).empty());
   const char* heads =
       "config parallel.tp (default): tp (6) is above the number of key/value heads (4), so it must be a "
-      "multiple "
-      "of it that divides the queries of each (2); lower tp or change model.kv_heads";
+      "multiple of it, and that multiple must divide the queries of each (2); lower tp or change "
+      "model.kv_heads";
   EXPECT_EQ(found(6, {.heads = 8, .kv_heads = 4}), std::vector<std::string>{heads});
   EXPECT_EQ(found(16, {.heads = 8, .kv_heads = 4}).size(), 1U);  // two queries for four ranks
   const char* width =
@@ -163,6 +172,12 @@ TEST(ResolveLayout, ExpertTensorParallelRanksMustFitTheExperts) {
       found(4, {.num_experts = 4, .expert_width = 3}),
       std::vector<std::string>{"config parallel.etp (default): etp (4) is above the width of an expert (3); "
                                "lower etp or raise model.moe.hidden"});
+  EXPECT_TRUE(found(2, {.num_experts = 4, .expert_width = 64, .width_multiple = 16}).empty());
+  EXPECT_EQ(
+      found(2, {.num_experts = 4, .expert_width = 48, .width_multiple = 16}),
+      std::vector<std::string>{
+          "config parallel.etp (default): etp (2) cuts experts of width 48, whose parts must be multiples "
+          "of 16 for fp8 products; lower etp, or set model.moe.hidden to 64"});
   EXPECT_EQ(found(2, {}),
             std::vector<std::string>{
                 "config parallel.etp (default): etp = 2 but the model has no MoE layer; set etp: 1 or "

@@ -22,6 +22,8 @@ enum Factor : uint8_t {
   kPp,
   kEtp,
   kEp,
+  kDp,  // what the others leave, like edp
+  kEdp,
   kZero,
   kSchedule,
   kContext,
@@ -92,12 +94,11 @@ inline bool is_legal(const TableRow& row) {
   options.zero = c.zero;
   options.pipeline.schedule = c.schedule;
   options.pipeline.virtual_stages = c.virtual_stages;
-  const int64_t dp = std::max(1, row[kWorld] / (c.tp * c.cp * c.pp));
   const Choice model = parity_model(c);
   const auto& model_options = dynamic_cast<const ModelOptions&>(*model.options);
   const LayoutFacts facts{.world_size = row[kWorld],
                           .model = model_options.sizes(),
-                          .global_batch = dp * c.accumulation,
+                          .global_batch = row[kDp] * c.accumulation,
                           .micro_batch = 1};
   ConfigErrors errors;
   resolve_layout(options, facts, ConfigNode{}, errors);
@@ -119,6 +120,8 @@ inline std::vector<TableRow> legal_layouts(int world) {
   const auto ends = [&] {
     if (world % (row[kTp] * row[kCp] * row[kPp]) != 0 || world % (row[kEtp] * row[kEp] * row[kPp]) != 0)
       return;
+    row[kDp] = world / (row[kTp] * row[kCp] * row[kPp]);
+    row[kEdp] = world / (row[kEtp] * row[kEp] * row[kPp]);
     const std::vector<int> schedules = row[kPp] > 1 ? std::vector{1, 2, 3, 4} : std::vector{0},
                            contexts = row[kCp] > 1 ? std::vector{1, 2} : std::vector{0};
     each(kModel, {0, 1}, [&] {

@@ -143,12 +143,12 @@ TEST(PredictedTraffic, OfRankInvariantStepsIsExact) {
   }
 }
 
-constexpr int kParts = 8;
+constexpr int kTrafficParts = 8;
 class TrafficOfTable : public ::testing::TestWithParam<int> {};
 
 TEST_P(TrafficOfTable, IsPredictedExactly) {
   const std::vector<TableRow>& rows = generated_table().rows();
-  for (size_t i = static_cast<size_t>(GetParam()); i < rows.size(); i += kParts) {
+  for (size_t i = static_cast<size_t>(GetParam()); i < rows.size(); i += kTrafficParts) {
     ParityCase c = table_case(rows[i]);
     expect_plan(c, rows[i][kWorld], /*experts_too=*/false);
     if (i % 3 == 0) c.dtype = DType::bf16;
@@ -156,7 +156,7 @@ TEST_P(TrafficOfTable, IsPredictedExactly) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Parity, TrafficOfTable, ::testing::Range(0, kParts),
+INSTANTIATE_TEST_SUITE_P(Parity, TrafficOfTable, ::testing::Range(0, kTrafficParts),
                          [](const auto& info) { return str("Part", info.param); });
 
 TEST(PredictedTraffic, IsExactWithPaddedRowsPartsAndOddNumbersOfRanks) {
@@ -177,11 +177,31 @@ TEST(PredictedTraffic, IsExactWithPaddedRowsPartsAndOddNumbersOfRanks) {
         {.accumulation = 3, .pp = 3, .zero = 1}}) {
     expect_plan(balanced(c), 3, true);
   }
+  for (const char* optimizer : {"muon", "lion", "sgd"})
+    expect_plan(balanced({.ep = 2, .optimizer = {optimizer, nullptr}}), 4, true);
+  expect_plan(balanced({.ep = 2, .zero = 2, .optimizer = {"lion", nullptr}}), 4, true);
   // No rows of experts travel. A measuring pass uses all weights but the head's.
   expect_plan({.balance = "global", .recompute = "block"}, 2, true);
   expect_plan({.accumulation = 3, .balance = "global", .zero = 3}, 2, true);
   expect_plan({.accumulation = 3, .balance = "global", .model = "tie_embeddings: false", .zero = 3}, 2, true);
   expect_plan({.cp = 3, .model = "moe: {num_experts: 8, top_k: 2, hidden: 8, router: hash}"}, 3, true);
+}
+
+// Its weights are constants: no gradients of them travel. Which tokens it sends where is no balanced choice.
+TEST(PredictedTraffic, OfAHashRouterHasTheCallsThatAreMade) {
+  for (const char* dispatcher : {"all_to_all", "hierarchical"}) {
+    const ParityCase c{.ep = 4,
+                       .dispatcher = dispatcher,
+                       .model = "moe: {num_experts: 8, top_k: 2, hidden: 8, router: hash}",
+                       .ranks_per_node = 2};
+    run_step(c, 4, 2, [&](const Traffic& counted, const RankPlan& plan, TrainEngine&) {
+      const Traffic predicted = plan.total();
+      EXPECT_TRUE(
+          std::ranges::any_of(counted, [](const auto& group) { return carries_experts(group.first); }));
+      for (const auto& [name, group] : counted)
+        EXPECT_EQ(group.total().calls, predicted.at(name).total().calls) << dispatcher << ' ' << name;
+    });
+  }
 }
 
 /// A real router sends what its choices need: near the balanced prediction, though four tokens are frequent
