@@ -172,11 +172,11 @@ class Page {
     const auto rounded = [](double bytes) {
       return human_bytes(static_cast<int64_t>(std::min(bytes, 9e18)));
     };
-    rows.push_back({"activations", "", "<= " + rounded(memory.activations)});
-    rows.push_back({"work of backward", "", "<= " + rounded(memory.work)});
+    rows.push_back({"activations", "", "about " + rounded(memory.activations)});
+    rows.push_back({"work of backward", "", "about " + rounded(memory.work)});
     if (memory.packed_weights > 0)
-      rows.push_back({"bf16 copies", "", "<= " + rounded(memory.packed_weights)});
-    rows.push_back({"memory, predicted", "", "<= " + memory.total_text()});
+      rows.push_back({"bf16 copies", "", "about " + rounded(memory.packed_weights)});
+    rows.push_back({"memory, predicted", "", "about " + memory.total_text()});
     return aligned(rows, 1);
   }
 

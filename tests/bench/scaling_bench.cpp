@@ -43,7 +43,10 @@ std::vector<Case> cases_for(int ranks) {
   return {{"dp", {alone}},
           {"dp, zero 1", {alone, "parallel.zero=1"}},
           {"dp, zero 2", {alone, "parallel.zero=2"}},
+          {"dp, zero 3", {alone, "parallel.zero=3"}},
+          {"dp, rank_invariant", {alone, "run.deterministic=rank_invariant"}},
           {"dp, ep", {all("ep")}},
+          {"ep, rank_invariant", {all("ep"), "run.deterministic=rank_invariant"}},
           {"tp", {alone, all("tp")}},
           {"tp, ep", {all("tp"), all("ep")}},
           {"cp", {alone, all("cp")}},
@@ -116,14 +119,14 @@ int run(const std::shared_ptr<Communicator>& world, const std::string& precision
   if (first)
     alone = std::make_unique<Training>(std::vector<std::string>{}, precision, make_single_communicator());
   if (first)
-    fmt::print("{} ranks, {}{:>18}{:>12}{:>14}\n", world->size(), precision, "ms per step", "one rank",
+    fmt::print("{} ranks, {}{:>21}{:>12}{:>14}\n", world->size(), precision, "ms per step", "one rank",
                "efficiency");
   for (const Case& c : cases_for(world->size())) {
     std::unique_ptr<Training> together;
     try {
       together = std::make_unique<Training>(c.settings, precision, world);
     } catch (const UsageError& e) {  // on every rank
-      if (first) fmt::print("{:<18}not legal: {}\n", c.name, e.what());
+      if (first) fmt::print("{:<21}not legal: {}\n", c.name, e.what());
       continue;
     }
     std::vector<double> ms, one, ratios;
@@ -133,7 +136,7 @@ int run(const std::shared_ptr<Communicator>& world, const std::string& precision
       ratios.push_back(one.back() / ms.back());
     }
     if (!first) continue;
-    fmt::print("{:<18}{:>14.1f}{:>12.1f}{:>14.2f}\n", c.name, median(ms), median(one), median(ratios));
+    fmt::print("{:<21}{:>14.1f}{:>12.1f}{:>14.2f}\n", c.name, median(ms), median(one), median(ratios));
     std::fflush(stdout);
   }
   return 0;
